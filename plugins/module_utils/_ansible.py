@@ -1,0 +1,102 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The only file of the library that knows Ansible: common options, and the guarded run of a module."""
+
+from __future__ import annotations
+
+import traceback
+import typing as t
+
+from ansible.module_utils.basic import AnsibleModule
+
+from . import _lease, _service, _site, _verdicts
+from ._errors import ServingError
+
+Spec = t.Dict[str, t.Dict[str, t.Any]]
+Result = t.Dict[str, t.Any]
+
+
+class Context:
+    """What the body of a module gets to work with."""
+
+    def __init__(self, module: AnsibleModule, params: t.Dict[str, t.Any]) -> None:
+        self._module = module
+        self.params = params
+        self.check_mode: bool = module.check_mode
+
+    def warn(self, text: str) -> None:
+        self._module.warn(text)
+
+
+def service_spec() -> Spec:
+    return {"service": {"type": "str"}}
+
+
+def mutating_spec() -> Spec:
+    return {"run_id": {"type": "str"}}
+
+
+def http_spec() -> Spec:
+    return {
+        "api_key": {"type": "str", "no_log": True},
+        "headers": {"type": "dict"},
+        "validate_certs": {"type": "bool", "default": True},
+        "ca_path": {"type": "path"},
+    }
+
+
+def run_module(
+    argument_spec: Spec,
+    body: t.Callable[[Context], Result],
+    *,
+    fill: t.Optional[t.Mapping[str, str]] = None,
+    requires: t.Sequence[str] = (),
+    mutating: bool = False,
+    **rules: t.Any,
+) -> None:
+    """Run ``body`` and answer for it.
+
+    ``fill`` maps options to keys of the service's definition, for the options that the caller left out.
+    ``rules`` are handed to :class:`AnsibleModule` (``mutually_exclusive``, ``required_one_of`` and so on).
+    """
+    module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True, **rules)
+    try:
+        _site.require(requires)
+        params = _service.fill(module.params, fill or {})
+        if "api_key" in argument_spec and not params.get("api_key"):
+            key_file = params.get("definition", {}).get("api_key_file")
+            if key_file:
+                params["api_key"] = _service.read_key(key_file)
+                module.no_log_values.add(params["api_key"])
+        context = Context(module, params)
+        if mutating and not module.check_mode:
+            with _lease.operation(params.get("service"), params.get("run_id")):
+                result = body(context)
+        else:
+            result = body(context)
+    except ServingError as error:
+        failure = dict(error.result)
+        failure.setdefault("changed", False)
+        failure.setdefault("ok", False)
+        module.fail_json(msg=error.message, **failure)
+    except Exception as error:
+        module.fail_json(
+            msg="an internal error: %s: %s; please report it with the traceback" % (type(error).__name__, error),
+            changed=False,
+            ok=False,
+            exception=traceback.format_exc(),
+        )
+    answer(module, result)
+
+
+def answer(module: AnsibleModule, result: Result) -> None:
+    """Exit with a body's result: good, bad but only reported, or failed."""
+    verdict = _verdicts.lookup(result["verdict"])
+    result.setdefault("changed", False)
+    result.setdefault("ok", verdict.ok)
+    fails = verdict.fails or not result["ok"]
+    if fails and not module.params.get("report_only"):
+        module.fail_json(**result)
+    module.exit_json(**result)

@@ -1,0 +1,250 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Run something that may hang, in a forked child, with a hard limit.
+
+A call into a driver or a read of another process's memory can block in the kernel, where no signal reaches it.
+Such a child is left behind and never waited for. With a ``key`` it is recorded, so that at most one lives
+for each subject: while it does, the next call answers ``stuck`` without trying again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import time
+import typing as t
+
+from . import _errors
+
+__all__ = ("Outcome", "run", "stuck_children")
+
+STUCK_FOLDER = "/run/gpuops/stuck"
+KILL_WAIT = 0.5
+
+Report = t.Callable[[t.Dict[str, t.Any]], None]
+
+
+class Outcome:
+    """What came of a bounded call: ``ok``, ``timeout`` (ended), ``stuck`` (could not be ended) or ``error``."""
+
+    def __init__(self, status: str, value: t.Any = None, error: str = "") -> None:
+        self.status = status
+        self.value = value
+        self.error = error
+        self.partial: t.List[t.Dict[str, t.Any]] = []
+        self.elapsed = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "ok"
+
+
+def run(function: t.Callable[[Report], t.Any], timeout: float, key: t.Optional[str] = None) -> Outcome:
+    """Call ``function(report)`` in a child and return its JSON-able value within ``timeout`` seconds.
+
+    What the function passes to ``report`` before the limit is kept in ``partial``.
+    A :class:`ServingError` raised in the child is raised here as well.
+    """
+    if key is not None:
+        stuck = _recorded(key)
+        if stuck is not None:
+            return Outcome("stuck", error="process %d has not come back from an earlier call" % stuck)
+    began = time.monotonic()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _child(function, reader, writer)
+    os.close(writer)
+    try:
+        lines, finished = _collect(reader, began + timeout)
+    finally:
+        os.close(reader)
+    outcome = _settle(pid, lines, finished, timeout, key)
+    outcome.elapsed = time.monotonic() - began
+    return outcome
+
+
+def stuck_children(folder: str = "") -> t.List[t.Tuple[int, int]]:
+    """(pid, start ticks) of every recorded child that is still there."""
+    folder = folder or STUCK_FOLDER
+    try:
+        entries = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    found = []
+    for entry in entries:
+        record = _read_record(os.path.join(folder, entry))
+        if record is not None:
+            found.append(record)
+    return found
+
+
+def _child(function: t.Callable[[Report], t.Any], reader: int, writer: int) -> t.NoReturn:
+    code = 0
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.setsid()
+        # What the child keeps open outlives a hang with it: the caller's output, its locks.
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        for number in _open_files():
+            if number > 2 and number != writer:
+                _close_quietly(number)
+
+        def report(part: t.Dict[str, t.Any]) -> None:
+            _write(writer, {"partial": part})
+
+        try:
+            _write(writer, {"value": function(report)})
+        except _errors.ServingError as error:
+            _write(writer, {"raise": type(error).__name__, "message": error.message, "result": error.result})
+        except Exception as error:
+            _write(writer, {"error": "%s: %s" % (type(error).__name__, error)})
+    except BaseException:
+        code = 70
+    finally:
+        os._exit(code)
+
+
+def _open_files() -> t.List[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        return list(range(3, 256))
+
+
+def _close_quietly(number: int) -> None:
+    try:
+        os.close(number)
+    except OSError:
+        pass
+
+
+def _write(writer: int, record: t.Dict[str, t.Any]) -> None:
+    data = json.dumps(record).encode() + b"\n"
+    while data:
+        data = data[os.write(writer, data) :]
+
+
+def _collect(reader: int, end: float) -> t.Tuple[t.List[t.Dict[str, t.Any]], bool]:
+    """Records that arrive before ``end``, and whether the child closed its side by then."""
+    pending = b""
+    records: t.List[t.Dict[str, t.Any]] = []
+    poller = select.poll()
+    poller.register(reader, select.POLLIN)
+    while True:
+        left = end - time.monotonic()
+        if left <= 0:
+            return records, False
+        if not poller.poll(left * 1000.0):
+            continue
+        chunk = os.read(reader, 65536)
+        if not chunk:
+            return records, True
+        pending += chunk
+        *whole, pending = pending.split(b"\n")
+        records.extend(json.loads(line) for line in whole)
+
+
+def _settle(
+    pid: int, records: t.List[t.Dict[str, t.Any]], finished: bool, timeout: float, key: t.Optional[str]
+) -> Outcome:
+    partial = [record["partial"] for record in records if "partial" in record]
+    last = next((record for record in records if "partial" not in record), None)
+    if not finished:
+        _kill(pid)
+    gone = _reap(pid)
+    if last is not None and "raise" in last:
+        kind = getattr(_errors, last["raise"], _errors.ServingError)
+        raise kind(last["message"], **last["result"])
+    if last is not None and "error" in last:
+        outcome = Outcome("error", error=last["error"])
+    elif last is not None:
+        outcome = Outcome("ok", value=last["value"])
+    elif finished:
+        outcome = Outcome("error", error="the child ended without an answer")
+    elif gone:
+        outcome = Outcome("timeout", error="no answer within %g s" % timeout)
+    else:
+        if key is not None:
+            _record(key, pid)
+        outcome = Outcome("stuck", error="no answer within %g s, and process %d cannot be ended" % (timeout, pid))
+    outcome.partial = partial
+    return outcome
+
+
+def _kill(pid: int) -> None:
+    # The child is ours and not yet reaped, so its pid cannot have been given to another process.
+    # It leads its own group: whatever it started goes with it.
+    for target in (os.killpg, os.kill):
+        try:
+            target(pid, signal.SIGKILL)
+        except OSError:
+            pass
+
+
+def _reap(pid: int) -> bool:
+    end = time.monotonic() + KILL_WAIT
+    while True:
+        try:
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return True
+        except ChildProcessError:
+            return True
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.005)
+
+
+def _record_path(key: str) -> str:
+    return os.path.join(STUCK_FOLDER, re.sub(r"[^A-Za-z0-9_.-]", "_", key) + ".json")
+
+
+def _record(key: str, pid: int) -> None:
+    start = _start_ticks(pid)
+    if start is None:
+        return
+    path = _record_path(key)
+    try:
+        os.makedirs(STUCK_FOLDER, mode=0o755, exist_ok=True)
+        temporary = "%s.%d" % (path, os.getpid())
+        with open(temporary, "w", encoding="utf-8") as handle:
+            json.dump({"pid": pid, "start": start}, handle)
+        os.replace(temporary, path)
+    except OSError:
+        # Unprivileged or read-only: the next call may leave one more child, which is still bounded.
+        pass
+
+
+def _recorded(key: str) -> t.Optional[int]:
+    record = _read_record(_record_path(key))
+    return None if record is None else record[0]
+
+
+def _read_record(path: str) -> t.Optional[t.Tuple[int, int]]:
+    try:
+        with open(path, encoding="utf-8") as handle:
+            found = json.load(handle)
+        pid, start = int(found["pid"]), int(found["start"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if _start_ticks(pid) != start:
+        return None
+    return pid, start
+
+
+def _start_ticks(pid: int) -> t.Optional[int]:
+    """Start time of a process that still exists and is not a zombie."""
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as handle:
+            fields = handle.read().rpartition(b")")[2].split()
+        return None if fields[0] == b"Z" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None

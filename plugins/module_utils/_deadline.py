@@ -1,0 +1,81 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Bounded waiting on a monotonic clock that tests can replace."""
+
+from __future__ import annotations
+
+import time
+import typing as t
+
+__all__ = ("Clock", "SYSTEM_CLOCK", "Deadline", "StallWindow")
+
+
+class Clock:
+    """The clock and the sleep of the machine."""
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+SYSTEM_CLOCK = Clock()
+
+
+class Deadline:
+    """A hard end in ``seconds`` from now. Nothing renews it."""
+
+    def __init__(self, seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.clock = clock
+        self.seconds = max(0.0, float(seconds))
+        self._start = clock.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        return self.clock.monotonic() - self._start
+
+    @property
+    def remaining(self) -> float:
+        return max(0.0, self.seconds - self.elapsed)
+
+    @property
+    def expired(self) -> bool:
+        return self.elapsed >= self.seconds
+
+    def clamp(self, seconds: float) -> float:
+        """``seconds``, or what is left of the deadline when that is less."""
+        return min(max(0.0, seconds), self.remaining)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, but never past the end."""
+        pause = self.clamp(seconds)
+        if pause > 0:
+            self.clock.sleep(pause)
+
+
+class StallWindow:
+    """A window that movement renews, inside a deadline that it never extends."""
+
+    def __init__(self, seconds: float, deadline: Deadline) -> None:
+        self.seconds = float(seconds)
+        self.deadline = deadline
+        self._last = deadline.clock.monotonic()
+
+    def moved(self) -> None:
+        self._last = self.deadline.clock.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last movement."""
+        return self.deadline.clock.monotonic() - self._last
+
+    @property
+    def stalled(self) -> bool:
+        return self.age >= self.seconds
+
+    @property
+    def remaining(self) -> float:
+        return min(max(0.0, self.seconds - self.age), self.deadline.remaining)

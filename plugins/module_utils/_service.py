@@ -1,0 +1,85 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The definition of a service as the host keeps it, and how it fills the options of a module."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import typing as t
+
+from ._errors import ServingError, UsageError
+
+FOLDER = "/etc/gpuops/services"
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
+
+
+def check_name(name: str) -> str:
+    if not NAME.match(name):
+        raise UsageError(
+            'the service name "%s" is not usable: it must start with a lower-case letter or digit, hold only '
+            "lower-case letters, digits, '_', '.' and '-', and be at most 63 characters long" % name
+        )
+    return name
+
+
+def mark_group(name: str) -> str:
+    """The group that marks every process of a service. Short, because groupadd refuses long names and dots."""
+    return "gpuops-" + hashlib.sha256(name.encode()).hexdigest()[:12]
+
+
+def load(name: str, folder: str = FOLDER) -> t.Dict[str, t.Any]:
+    """The definition of one service; names what exists when it does not."""
+    check_name(name)
+    path = os.path.join(folder, name + ".json")
+    try:
+        with open(path, encoding="utf-8") as handle:
+            definition = json.load(handle)
+    except FileNotFoundError:
+        known = ", ".join('"%s"' % entry for entry in names(folder)) or "none"
+        raise UsageError(
+            'the service "%s" is not defined on this host: %s does not exist (defined here: %s)' % (name, path, known)
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ServingError('the definition of the service "%s" cannot be used: %s: %s' % (name, path, error)) from error
+    if not isinstance(definition, dict) or definition.get("name") != name:
+        raise ServingError('the definition of the service "%s" cannot be used: %s describes something else' % (name, path))
+    return definition
+
+
+def names(folder: str = FOLDER) -> t.List[str]:
+    try:
+        found = os.listdir(folder)
+    except OSError:
+        return []
+    return sorted(entry[: -len(".json")] for entry in found if entry.endswith(".json"))
+
+
+def fill(params: t.Dict[str, t.Any], mapping: t.Mapping[str, str], folder: str = FOLDER) -> t.Dict[str, t.Any]:
+    """Options with the gaps filled from the definition of ``params["service"]``.
+
+    ``mapping`` is option name to key of the definition. An option that the caller gave always wins.
+    """
+    filled = dict(params)
+    name = params.get("service")
+    if not name:
+        return filled
+    definition = load(name, folder)
+    for option, key in mapping.items():
+        if filled.get(option) is None and definition.get(key) is not None:
+            filled[option] = definition[key]
+    filled["definition"] = definition
+    return filled
+
+
+def read_key(path: str) -> str:
+    """The API key in a file that only root should read."""
+    try:
+        with open(path, encoding="utf-8") as handle:
+            return handle.read().strip()
+    except OSError as error:
+        raise ServingError('the API key file "%s" cannot be read: %s' % (path, error.strerror)) from error
