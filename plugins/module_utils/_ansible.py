@@ -58,13 +58,14 @@ def run_module(
 ) -> None:
     """Run ``body`` and answer for it.
 
-    ``fill`` maps options to keys of the service's definition, for the options that the caller left out.
+    ``fill`` maps options to keys of the service's definition, for the options that the caller left out;
+    without it the definition is not looked at.
     ``rules`` are handed to :class:`AnsibleModule` (``mutually_exclusive``, ``required_one_of`` and so on).
     """
     module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True, **rules)
     try:
         _site.require(requires)
-        params = _service.fill(module.params, fill or {})
+        params = dict(module.params) if fill is None else _service.fill(module.params, fill)
         if "api_key" in argument_spec and not params.get("api_key"):
             key_file = params.get("definition", {}).get("api_key_file")
             if key_file:

@@ -63,10 +63,17 @@ def fill(params: t.Dict[str, t.Any], mapping: t.Mapping[str, str], folder: str =
     """Options with the gaps filled from the definition of ``params["service"]``.
 
     ``mapping`` is option name to key of the definition. An option that the caller gave always wins.
+    A service without a definition on this host is an error, unless the caller gave one of those options:
+    then the name serves for locks and messages alone, which is how units that others wrote are worked on.
     """
     filled = dict(params)
     name = params.get("service")
     if not name:
+        return filled
+    given = any(params.get(option) is not None for option in mapping)
+    if given and name not in names(folder):
+        filled["definition"] = {}
+        check_name(name)
         return filled
     definition = load(name, folder)
     for option, key in mapping.items():

@@ -1,0 +1,103 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The report of a rollout: one JSON file on the controller, rewritten whole whenever a host is done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import typing as t
+
+from ._errors import ServingError
+
+SCHEMA = 1
+
+Entry = t.Dict[str, t.Any]
+
+
+def entry(
+    host: str,
+    service: str,
+    phases: t.Sequence[t.Mapping[str, t.Any]],
+    ended: float,
+    failure: t.Mapping[str, t.Any],
+    details: t.Mapping[str, t.Any],
+    next_command: str,
+) -> Entry:
+    """What one host did: each phase with its seconds, how it ended, and what to type when it did not end well."""
+    times = [float(phase["at"]) for phase in phases] + [float(ended)]
+    rows = [
+        {"name": phase["name"], "seconds": round(times[index + 1] - times[index], 3)}
+        for index, phase in enumerate(phases)
+    ]
+    outcome = "ok"
+    if failure:
+        outcome = "lost" if failure.get("lost") else "failed"
+    found: Entry = {
+        "host": host,
+        "service": service,
+        "outcome": outcome,
+        "seconds": round(times[-1] - times[0], 3),
+        "phases": rows,
+        "details": dict(details),
+    }
+    if failure:
+        found["failure"] = dict(failure)
+        found["next_command"] = next_command
+    return found
+
+
+def add(path: str, rollout: str, action: str, new: Entry) -> t.Dict[str, t.Any]:
+    """Put an entry into the report of its rollout. A report of another rollout is begun anew."""
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ServingError('the report "%s" cannot be written: %s' % (path, error.strerror)) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        report = _load(path)
+        if report.get("rollout") != rollout:
+            report = {"schema": SCHEMA, "rollout": rollout, "action": action, "hosts": []}
+        same = (new["host"], new["service"])
+        report["hosts"] = [old for old in report["hosts"] if (old["host"], old["service"]) != same] + [new]
+        temporary = "%s.%d" % (path, os.getpid())
+        with open(temporary, "w", encoding="utf-8") as handle:
+            json.dump(report, handle, indent=2)
+            handle.write("\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ServingError('the report "%s" cannot be written: %s' % (path, error.strerror)) from error
+    finally:
+        os.close(lock)
+    return report
+
+
+def table(report: t.Mapping[str, t.Any]) -> t.List[str]:
+    """The report as lines for a terminal: a row a host, a column a phase."""
+    hosts = report["hosts"]
+    names: t.List[str] = []
+    for host in hosts:
+        names.extend(phase["name"] for phase in host["phases"] if phase["name"] not in names)
+    rows = [["host", "service", "outcome"] + names + ["total s"]]
+    for host in hosts:
+        seconds = {phase["name"]: "%.1f" % phase["seconds"] for phase in host["phases"]}
+        rows.append(
+            [host["host"], host["service"], host["outcome"]]
+            + [seconds.get(name, "-") for name in names]
+            + ["%.1f" % host["seconds"]]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _load(path: str) -> t.Dict[str, t.Any]:
+    try:
+        with open(path, encoding="utf-8") as handle:
+            found = json.load(handle)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and found.get("schema") == SCHEMA else {}
