@@ -1,0 +1,378 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The process table: one snapshot, identities that survive pid reuse, and signals that only reach the identity meant."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import time
+from dataclasses import dataclass
+from typing import Callable, Iterable, Iterator, NamedTuple
+
+from . import _bounded
+
+__all__ = [
+    "Process",
+    "ProcessRef",
+    "Table",
+    "alive",
+    "boot_time",
+    "command_lines",
+    "escape",
+    "own_line",
+    "send",
+    "user_name",
+    "waiting_in",
+]
+
+TICKS = os.sysconf("SC_CLK_TCK")
+PF_KTHREAD = 0x00200000
+
+
+class ProcessRef(NamedTuple):
+    """A process, and never the next one that gets its number."""
+
+    pid: int
+    start: int  # field 22 of /proc/PID/stat: clock ticks since boot
+
+
+def boot_time(proc: str = "/proc") -> float:
+    """Wall clock time of the boot, the base of every create time."""
+    try:
+        with open(proc + "/stat", "rb") as stream:
+            for line in stream:
+                if line.startswith(b"btime "):
+                    return float(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def escape(raw: bytes) -> str:
+    """Bytes of a process name as one printable line that no two names share."""
+    text = raw.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def user_name(uid: int) -> str:
+    """The account's name, or the number where the account is unknown."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+@dataclass
+class Process:
+    """One row of the table."""
+
+    ref: ProcessRef
+    ppid: int
+    pgrp: int
+    session: int
+    state: str
+    name: str
+    uid: int
+    gids: tuple[int, ...]
+    cgroup: str
+    pid_ns_depth: int
+    threads: int
+    kernel_thread: bool
+    cpu_ticks: int
+    booted: float = 0.0
+
+    @property
+    def pid(self) -> int:
+        return self.ref.pid
+
+    @property
+    def user(self) -> str:
+        return user_name(self.uid)
+
+    @property
+    def create_time(self) -> float:
+        return self.booted + self.ref.start / TICKS
+
+    @property
+    def gone(self) -> bool:
+        """Dead, though perhaps not yet reaped. A dead main thread with living threads still holds everything."""
+        return self.state in "Xx" or (self.state == "Z" and self.threads <= 1)
+
+
+class _Stat(NamedTuple):
+    name: bytes
+    state: str
+    ppid: int
+    pgrp: int
+    session: int
+    flags: int
+    cpu_ticks: int
+    threads: int
+    start: int
+
+
+def _parse_stat(data: bytes) -> _Stat:
+    # The name may hold spaces, parentheses and newlines: only its outermost parentheses count.
+    opening, closing = data.index(b"("), data.rindex(b")")
+    rest = data[closing + 2 :].split()
+    return _Stat(
+        name=data[opening + 1 : closing],
+        state=rest[0].decode("ascii"),
+        ppid=int(rest[1]),
+        pgrp=int(rest[2]),
+        session=int(rest[3]),
+        flags=int(rest[6]),
+        cpu_ticks=int(rest[11]) + int(rest[12]),
+        threads=int(rest[17]),
+        start=int(rest[19]),
+    )
+
+
+def _parse_status(data: bytes) -> tuple[int, tuple[int, ...], int]:
+    uid, gids, depth = -1, set(), 1
+    for line in data.split(b"\n"):
+        key, _colon, value = line.partition(b":")
+        if key == b"Uid":
+            uid = int(value.split()[0])
+        elif key == b"Gid":
+            gids.add(int(value.split()[0]))
+            gids.add(int(value.split()[1]))
+        elif key == b"Groups":
+            gids.update(int(gid) for gid in value.split())
+        elif key == b"NSpid":
+            depth = max(1, len(value.split()))
+    return uid, tuple(sorted(gids)), depth
+
+
+def _parse_cgroup(data: bytes) -> str:
+    """The path in the hierarchy that systemd tracks units in; on a legacy host the unified one is always the root."""
+    unified, named = "", ""
+    for line in data.decode("utf-8", "surrogateescape").splitlines():
+        _number, _colon, rest = line.partition(":")
+        controllers, _colon, path = rest.partition(":")
+        if path.endswith(" (deleted)"):
+            path = path[: -len(" (deleted)")]
+        if controllers == "":
+            unified = path
+        elif controllers == "name=systemd":
+            named = path
+    if unified in ("", "/"):
+        return named or unified
+    return unified
+
+
+def _read_at(name: str, directory: int) -> bytes:
+    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        chunks = []
+        while True:
+            chunk = os.read(fd, 65536)
+            if not chunk:
+                return b"".join(chunks)
+            chunks.append(chunk)
+    finally:
+        os.close(fd)
+
+
+def _read_process(proc: str, pid: int, booted: float) -> Process | None:
+    # A descriptor of /proc/PID stays with that process: all files read through it belong to one identity.
+    try:
+        directory = os.open("%s/%d" % (proc, pid), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        stat = _parse_stat(_read_at("stat", directory))
+        uid, gids, depth = _parse_status(_read_at("status", directory))
+        try:
+            cgroup = _parse_cgroup(_read_at("cgroup", directory))
+        except OSError:
+            cgroup = ""
+    except (OSError, ValueError, IndexError):
+        return None
+    finally:
+        os.close(directory)
+    return Process(
+        ref=ProcessRef(pid, stat.start),
+        ppid=stat.ppid,
+        pgrp=stat.pgrp,
+        session=stat.session,
+        state=stat.state,
+        name=escape(stat.name),
+        uid=uid,
+        gids=gids,
+        cgroup=cgroup,
+        pid_ns_depth=depth,
+        threads=stat.threads,
+        kernel_thread=bool(stat.flags & PF_KTHREAD),
+        cpu_ticks=stat.cpu_ticks,
+        booted=booted,
+    )
+
+
+class Table:
+    """All processes seen in one pass over /proc."""
+
+    def __init__(self, processes: Iterable[Process], proc: str = "/proc") -> None:
+        self.proc = proc
+        self._by_pid = {process.pid: process for process in processes}
+        self._children: dict[int, list[Process]] = {}
+        for process in self._by_pid.values():
+            self._children.setdefault(process.ppid, []).append(process)
+
+    @classmethod
+    def snapshot(cls, proc: str = "/proc") -> Table:
+        booted = boot_time(proc)
+        found = []
+        for entry in os.listdir(proc):
+            if entry.isdigit():
+                process = _read_process(proc, int(entry), booted)
+                if process is not None:
+                    found.append(process)
+        return cls(found, proc)
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self._by_pid.values())
+
+    def __len__(self) -> int:
+        return len(self._by_pid)
+
+    def get(self, pid: int) -> Process | None:
+        return self._by_pid.get(pid)
+
+    def by_ref(self, ref: ProcessRef) -> Process | None:
+        process = self._by_pid.get(ref.pid)
+        return process if process is not None and process.ref.start == ref.start else None
+
+    def children(self, pid: int) -> list[Process]:
+        return list(self._children.get(pid, ()))
+
+    def descendants(self, pids: Iterable[int]) -> list[Process]:
+        """Children, and theirs, nearest first; the given processes are not among them."""
+        seen = set(pids)
+        queue, found = list(seen), []
+        while queue:
+            for child in self._children.get(queue.pop(0), ()):
+                if child.pid not in seen:
+                    seen.add(child.pid)
+                    found.append(child)
+                    queue.append(child.pid)
+        return found
+
+
+def own_line(table: Table) -> set[int]:
+    """Pids of the calling process, its ancestors and its descendants: whoever stops others must not stop these."""
+    line = {os.getpid()}
+    line.update(process.pid for process in table.descendants([os.getpid()]))
+    process = table.get(os.getpid())
+    while process is not None and process.ppid not in line and process.ppid > 0:
+        line.add(process.ppid)
+        process = table.get(process.ppid)
+    return line
+
+
+def _living_thread(pid: int) -> bool:
+    try:
+        for thread in os.listdir("/proc/%d/task" % pid):
+            try:
+                with open("/proc/%d/task/%s/stat" % (pid, thread), "rb") as stream:
+                    if _parse_stat(stream.read()).state not in "ZXx":
+                        return True
+            except OSError:
+                continue
+    except OSError:
+        pass
+    return False
+
+
+def alive(ref: ProcessRef) -> bool:
+    """Whether this very process still runs. A zombie without living threads is gone."""
+    try:
+        with open("/proc/%d/stat" % ref.pid, "rb") as stream:
+            stat = _parse_stat(stream.read())
+    except (OSError, ValueError, IndexError):
+        return False
+    if stat.start != ref.start or stat.state in "Xx":
+        return False
+    return stat.state != "Z" or _living_thread(ref.pid)
+
+
+def send(ref: ProcessRef, signum: int) -> str:
+    """Signal exactly this process: ``sent``, ``gone`` (dead, or the pid is another's now) or ``denied``."""
+    opener: Callable[[int], int] | None = getattr(os, "pidfd_open", None)
+    sender: Callable[[int, int], None] | None = getattr(signal, "pidfd_send_signal", None)
+    fd = -1
+    if opener is not None and sender is not None:
+        try:
+            # Opened before the identity is checked: from here on the number cannot be reused under us.
+            fd = opener(ref.pid)
+        except ProcessLookupError:
+            return "gone"
+        except OSError:
+            fd = -1  # an old kernel or a seccomp filter: plain kill is all there is
+    try:
+        if not alive(ref):
+            return "gone"
+        if fd >= 0 and sender is not None:
+            sender(fd, signum)
+        else:
+            os.kill(ref.pid, signum)
+    except ProcessLookupError:
+        return "gone"
+    except PermissionError:
+        return "denied"
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return "sent"
+
+
+def waiting_in(ref: ProcessRef) -> str:
+    """Where in the kernel the process sleeps, empty when it does not or nobody may know."""
+    try:
+        with open("/proc/%d/wchan" % ref.pid, "rb") as stream:
+            text = escape(stream.read(128)).strip()
+    except OSError:
+        return ""
+    return "" if text == "0" else text
+
+
+def _command_line(ref: ProcessRef) -> str:
+    directory = os.open("/proc/%d" % ref.pid, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _parse_stat(_read_at("stat", directory)).start != ref.start:
+            return ""
+        return " ".join(escape(part) for part in _read_at("cmdline", directory).rstrip(b"\0").split(b"\0"))
+    finally:
+        os.close(directory)
+
+
+def command_lines(refs: Iterable[ProcessRef], timeout: float = 2.0) -> dict[ProcessRef, str]:
+    """Command lines by process; one that cannot be read in time is missing.
+
+    Reading one takes the process's memory lock, which a process stuck in the driver may hold for ever.
+    """
+    waiting, found = list(refs), {}
+    end = time.monotonic() + timeout
+    while waiting and time.monotonic() < end:
+        batch = list(waiting)
+
+        def read(report: Callable[[dict[str, object]], None], batch: list[ProcessRef] = batch) -> None:
+            for ref in batch:
+                try:
+                    line = _command_line(ref)
+                except (OSError, ValueError, IndexError):
+                    line = ""
+                report({"pid": ref.pid, "line": line})
+
+        outcome = _bounded.run(read, max(0.1, min(1.0, end - time.monotonic())))
+        read_here = {row["pid"]: row["line"] for row in outcome.partial}
+        found.update({ref: read_here[ref.pid] for ref in batch if ref.pid in read_here})
+        if outcome.status == "ok":
+            break
+        # The first one without an answer is the one that hangs: go on without it.
+        waiting = [ref for ref in batch if ref.pid not in read_here][1:]
+    return found

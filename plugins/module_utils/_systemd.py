@@ -1,0 +1,359 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""systemd as the only owner of units: their state, their jobs and their journal, each call bounded."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._errors import ServingError
+
+__all__ = [
+    "FLOOR",
+    "Record",
+    "StopTimeout",
+    "UnitState",
+    "journal",
+    "parse_show",
+    "parse_span",
+    "present",
+    "records",
+    "request_stop",
+    "require_floor",
+    "reset_failed",
+    "show",
+    "start",
+    "stop",
+    "unit_name",
+    "version",
+]
+
+FLOOR = 247
+JOURNAL_LINES = 5000
+PROPERTIES = (
+    "Id LoadState LoadError ActiveState SubState Result MainPID ControlPID ExecMainPID ControlGroup NRestarts InvocationID Job "
+    "NeedDaemonReload ExecMainStartTimestampMonotonic ExecMainExitTimestampMonotonic ExecMainCode ExecMainStatus "
+    "KillMode SendSIGKILL TimeoutStopUSec Restart User Slice UnitFileState FragmentPath ConditionResult Type Delegate"
+).split()
+UNIT_TYPES = tuple(".service .socket .scope .slice .target .timer .mount .path .swap .device .automount".split())
+SPAN_UNITS = {
+    "y": 31557600.0,
+    "month": 2629800.0,
+    "w": 604800.0,
+    "d": 86400.0,
+    "h": 3600.0,
+    "min": 60.0,
+    "s": 1.0,
+    "ms": 1e-3,
+    "us": 1e-6,
+}
+ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
+
+
+class StopTimeout(ServingError):
+    """The unit did not stop within the time given; systemd goes on with the job."""
+
+
+@dataclass
+class UnitState:
+    """What systemd says of a unit at one moment."""
+
+    name: str
+    load_state: str = "not-found"
+    active_state: str = "inactive"
+    sub_state: str = "dead"
+    result: str = "success"
+    main_pid: int = 0
+    control_pid: int = 0
+    control_group: str = ""
+    n_restarts: int = 0
+    invocation_id: str = ""
+    job: int = 0
+    need_reload: bool = False
+    exec_main_start_monotonic: int = 0
+    exec_main_code: int = 0
+    exec_main_status: int = 0
+    kill_mode: str = ""
+    timeout_stop: float = float("inf")
+    restart: str = "no"
+    unit_file_state: str = ""
+    fragment_path: str = ""
+    raw: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a unit to act on; one that runs on after its file was removed is."""
+        return self.load_state not in ("not-found", "") or not self.at_rest
+
+    @property
+    def at_rest(self) -> bool:
+        return self.active_state in ("inactive", "failed") and not self.job
+
+    def as_result(self) -> dict[str, Any]:
+        """The part of it that modules return."""
+        return {
+            "name": self.name,
+            "load_state": self.load_state,
+            "active_state": self.active_state,
+            "sub_state": self.sub_state,
+            "result": self.result,
+            "main_pid": self.main_pid,
+            "n_restarts": self.n_restarts,
+            "invocation_id": self.invocation_id,
+            "control_group": self.control_group,
+            "kill_mode": self.kill_mode,
+            "restart": self.restart,
+            "unit_file_state": self.unit_file_state,
+        }
+
+
+@dataclass
+class Record:
+    """One line of the journal."""
+
+    cursor: str
+    realtime: int
+    monotonic: int
+    invocation: str
+    pid: int
+    priority: int
+    message: str
+
+
+def unit_name(name: str) -> str:
+    """The full name of a unit; a bare word is a service."""
+    if not name or not re.match(r"^[A-Za-z0-9:_.\\@-]+$", name):
+        raise ServingError('the unit name "%s" is not usable: it is not a systemd unit name' % name)
+    return name if name.endswith(UNIT_TYPES) else name + ".service"
+
+
+def present() -> bool:
+    """Whether systemd manages this host."""
+    return os.path.isdir("/run/systemd/system")
+
+
+def _call(arguments: list[str], timeout: float) -> tuple[int, str, str]:
+    environment = dict(os.environ, LC_ALL="C", SYSTEMD_COLORS="0", SYSTEMD_PAGER="", SYSTEMD_URLIFY="0")
+    # sudo and some shells drop the sbin and bin folders that the tools live in.
+    environment["PATH"] = environment.get("PATH", "") + ":/usr/bin:/bin:/usr/sbin:/sbin"
+    try:
+        child = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
+    except OSError as error:
+        raise ServingError('the command "%s" cannot run: %s' % (arguments[0], error.strerror)) from error
+    try:
+        out, err = child.communicate(timeout=max(0.1, timeout))
+    except subprocess.TimeoutExpired:
+        child.kill()
+        for stream in (child.stdout, child.stderr):
+            if stream is not None:
+                stream.close()
+        try:
+            child.wait(1.0)
+        except subprocess.TimeoutExpired:
+            pass  # never wait for a client that cannot die
+        raise StopTimeout('the command "%s" did not answer within %g s' % (" ".join(arguments), timeout)) from None
+    return child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace").strip()
+
+
+def _said(rc: int, err: str) -> str:
+    return " ".join(err.split()).rstrip(".") or "status %d" % rc
+
+
+def _systemctl(arguments: list[str], timeout: float) -> tuple[int, str, str]:
+    if not present():
+        raise ServingError("systemd does not manage this host: /run/systemd/system does not exist")
+    return _call(["systemctl", "--no-pager", "--no-ask-password"] + arguments, timeout)
+
+
+def version() -> int:
+    """The generation of systemd on this host."""
+    _rc, out, _err = _call(["systemctl", "--version"], 10.0)
+    match = re.match(r"systemd (\d+)", out)
+    if match is None:
+        raise ServingError('the version of systemd cannot be read: it says "%s"' % out[:80].strip())
+    return int(match.group(1))
+
+
+def require_floor(floor: int = FLOOR) -> None:
+    """Refuse a systemd whose answers were never tried."""
+    found = version()
+    if found < floor:
+        raise ServingError("systemd %d is too old: %d or newer is required" % (found, floor))
+
+
+def parse_span(text: str) -> float:
+    """Seconds of a systemd time span such as ``1min 30s``."""
+    text = text.strip()
+    if text == "infinity" or text == "":
+        return float("inf")
+    if text.isdigit():
+        return int(text) / 1e6
+    total = 0.0
+    for number, unit in re.findall(r"([0-9.]+)\s*([a-z]+)", text):
+        total += float(number) * SPAN_UNITS.get(unit, 0.0)
+    return total
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
+
+
+def parse_show(unit: str, text: str) -> UnitState:
+    """The state that ``systemctl show`` printed."""
+    raw = {}
+    for line in text.splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            raw[key] = value
+    get = raw.get
+    return UnitState(
+        name=get("Id") or unit,
+        load_state=get("LoadState", "not-found"),
+        active_state=get("ActiveState", "inactive"),
+        sub_state=get("SubState", "dead"),
+        result=get("Result", ""),
+        main_pid=_number(get("MainPID", "")),
+        control_pid=_number(get("ControlPID", "")),
+        control_group=get("ControlGroup", ""),
+        n_restarts=_number(get("NRestarts", "")),
+        invocation_id=get("InvocationID", ""),
+        job=_number(get("Job", "")),
+        need_reload=get("NeedDaemonReload") == "yes",
+        exec_main_start_monotonic=_number(get("ExecMainStartTimestampMonotonic", "")),
+        exec_main_code=_number(get("ExecMainCode", "")),
+        exec_main_status=_number(get("ExecMainStatus", "")),
+        kill_mode=get("KillMode", ""),
+        timeout_stop=parse_span(get("TimeoutStopUSec", "")),
+        restart=get("Restart", "no"),
+        unit_file_state=get("UnitFileState", ""),
+        fragment_path=get("FragmentPath", ""),
+        raw=raw,
+    )
+
+
+def show(unit: str, timeout: float = 10.0) -> UnitState:
+    """The state of a unit. A unit that does not exist is a state too."""
+    unit = unit_name(unit)
+    rc, out, err = _systemctl(["show", "--property=" + ",".join(PROPERTIES), "--", unit], timeout)
+    if rc != 0:
+        raise ServingError('the state of the unit "%s" cannot be read: %s' % (unit, _said(rc, err)))
+    return parse_show(unit, out)
+
+
+def start(unit: str, timeout: float = 10.0) -> None:
+    """Queue the start and return: a start with gates takes as long as the model loads."""
+    unit = unit_name(unit)
+    rc, _out, err = _systemctl(["start", "--no-block", "--", unit], timeout)
+    if rc != 0:
+        raise ServingError('the unit "%s" was not started: %s' % (unit, _said(rc, err)))
+
+
+def request_stop(unit: str, timeout: float = 10.0) -> None:
+    """Queue the stop and return, for callers that have to watch while it works."""
+    unit = unit_name(unit)
+    rc, _out, err = _systemctl(["stop", "--no-block", "--", unit], timeout)
+    if rc != 0 and "not loaded" not in err:
+        raise ServingError('the unit "%s" was not stopped: %s' % (unit, _said(rc, err)))
+
+
+def stop(unit: str, timeout: float) -> None:
+    """Stop the unit and return when systemd is done with it; raises StopTimeout when the time is over."""
+    unit = unit_name(unit)
+    end = time.monotonic() + timeout
+    try:
+        rc, _out, err = _systemctl(["stop", "--", unit], timeout)
+    except StopTimeout:
+        raise StopTimeout('the unit "%s" did not stop within %g s' % (unit, timeout)) from None
+    state = show(unit)
+    if state.at_rest:
+        return
+    if rc != 0 and state.active_state != "deactivating":
+        raise ServingError('the unit "%s" was not stopped: %s' % (unit, _said(rc, err)))
+    # The job was replaced or cancelled, but the unit is on its way down.
+    while time.monotonic() < end:
+        time.sleep(0.2)
+        if show(unit).at_rest:
+            return
+    raise StopTimeout('the unit "%s" did not stop within %g s: it is %s' % (unit, timeout, show(unit).active_state))
+
+
+def reset_failed(unit: str, timeout: float = 10.0) -> None:
+    """Forget the failure and the start counter, so that a start limit no longer refuses."""
+    unit = unit_name(unit)
+    rc, _out, err = _systemctl(["reset-failed", "--", unit], timeout)
+    if rc != 0 and "not loaded" not in err and "not found" not in err:
+        raise ServingError('the failed state of the unit "%s" was not reset: %s' % (unit, _said(rc, err)))
+
+
+def _text(value: Any) -> str:
+    """A field of the journal: text, an array of bytes where it is not clean text, or several of either."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        if all(isinstance(item, int) for item in value):
+            return bytes(item & 0xFF for item in value).decode("utf-8", "replace")
+        return "\n".join(_text(item) for item in value)
+    return ""
+
+
+def records(text: str) -> list[Record]:
+    """The records of ``journalctl --output=json``; a progress bar becomes one record a step."""
+    found = []
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(entry, dict):
+            continue
+        message = ESCAPE_SEQUENCE.sub("", _text(entry.get("MESSAGE")))
+        parts = [part.rstrip() for part in re.split(r"[\r\n]+", message)]
+        for part in [part for part in parts if part] or [""]:
+            found.append(
+                Record(
+                    cursor=_text(entry.get("__CURSOR")),
+                    realtime=_number(_text(entry.get("__REALTIME_TIMESTAMP"))),
+                    monotonic=_number(_text(entry.get("__MONOTONIC_TIMESTAMP"))),
+                    invocation=_text(entry.get("_SYSTEMD_INVOCATION_ID")) or _text(entry.get("INVOCATION_ID")),
+                    pid=_number(_text(entry.get("_PID"))),
+                    priority=_number(_text(entry.get("PRIORITY", "6"))),
+                    message=part,
+                )
+            )
+    return found
+
+
+def journal(
+    unit: str,
+    invocation: str | None = None,
+    after_cursor: str | None = None,
+    lines: int | None = None,
+    timeout: float = 10.0,
+) -> list[Record]:
+    """What the unit and systemd about the unit wrote, oldest first.
+
+    Without a cursor these are the newest lines, after a cursor the ones that follow it; at most ``lines`` either way.
+    """
+    unit = unit_name(unit)
+    # --all, since a long field would otherwise be an empty one.
+    arguments = ["journalctl", "--no-pager", "--quiet", "--all", "--output=json", "--lines=%d" % (lines or JOURNAL_LINES)]
+    if after_cursor:
+        arguments.append("--after-cursor=" + after_cursor)
+    if invocation:
+        arguments += ["_SYSTEMD_INVOCATION_ID=" + invocation, "+", "INVOCATION_ID=" + invocation, "UNIT=" + unit]
+    else:
+        arguments += ["--unit=" + unit]
+    rc, out, err = _call(arguments, timeout)
+    if rc != 0:
+        raise ServingError('the journal of the unit "%s" cannot be read: %s' % (unit, _said(rc, err)))
+    return records(out)
