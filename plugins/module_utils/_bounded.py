@@ -21,7 +21,7 @@ import typing as t
 
 from . import _errors
 
-__all__ = ("Outcome", "run", "stuck_children")
+__all__ = ("Outcome", "remember", "run", "stuck_child", "stuck_children")
 
 STUCK_FOLDER = "/run/gpuops/stuck"
 KILL_WAIT = 0.5
@@ -38,6 +38,7 @@ class Outcome:
         self.error = error
         self.partial: t.List[t.Dict[str, t.Any]] = []
         self.elapsed = 0.0
+        self.pid = 0  # the child's; to be used only while the status is "stuck"
 
     @property
     def ok(self) -> bool:
@@ -51,7 +52,7 @@ def run(function: t.Callable[[Report], t.Any], timeout: float, key: t.Optional[s
     A :class:`ServingError` raised in the child is raised here as well.
     """
     if key is not None:
-        stuck = _recorded(key)
+        stuck = stuck_child(key)
         if stuck is not None:
             return Outcome("stuck", error="process %d has not come back from an earlier call" % stuck)
     began = time.monotonic()
@@ -66,6 +67,7 @@ def run(function: t.Callable[[Report], t.Any], timeout: float, key: t.Optional[s
         os.close(reader)
     outcome = _settle(pid, lines, finished, timeout, key)
     outcome.elapsed = time.monotonic() - began
+    outcome.pid = pid
     return outcome
 
 
@@ -174,7 +176,7 @@ def _settle(
         outcome = Outcome("timeout", error="no answer within %g s" % timeout)
     else:
         if key is not None:
-            _record(key, pid)
+            remember(key, pid)
         outcome = Outcome("stuck", error="no answer within %g s, and process %d cannot be ended" % (timeout, pid))
     outcome.partial = partial
     return outcome
@@ -207,7 +209,8 @@ def _record_path(key: str) -> str:
     return os.path.join(STUCK_FOLDER, re.sub(r"[^A-Za-z0-9_.-]", "_", key) + ".json")
 
 
-def _record(key: str, pid: int) -> None:
+def remember(key: str, pid: int) -> None:
+    """Record a child that could not be ended, for a caller that learns only from the outcome what it was stuck on."""
     start = _start_ticks(pid)
     if start is None:
         return
@@ -223,7 +226,8 @@ def _record(key: str, pid: int) -> None:
         pass
 
 
-def _recorded(key: str) -> t.Optional[int]:
+def stuck_child(key: str) -> t.Optional[int]:
+    """The pid of the child that is recorded for ``key`` and still there."""
     record = _read_record(_record_path(key))
     return None if record is None else record[0]
 
