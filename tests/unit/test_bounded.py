@@ -1,0 +1,135 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import typing as t
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def stuck_folder(tmp_path: t.Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    folder = str(tmp_path / "stuck")
+    monkeypatch.setattr(_bounded, "STUCK_FOLDER", folder)
+    return folder
+
+
+def hang(report: _bounded.Report) -> t.Any:
+    report({"at": "headers"})
+    signal.pause()
+
+
+def test_the_value_comes_back() -> None:
+    outcome = _bounded.run(lambda report: {"a": [1, None, "\u00e9"]}, 5)
+    assert (outcome.status, outcome.value, outcome.partial) == ("ok", {"a": [1, None, "\u00e9"]}, [])
+
+
+def test_a_value_larger_than_a_pipe_comes_back() -> None:
+    assert _bounded.run(lambda report: "x" * 1_000_000, 5).value == "x" * 1_000_000
+
+
+def test_a_call_that_hangs_is_ended_and_what_it_reported_is_kept() -> None:
+    began = time.monotonic()
+    outcome = _bounded.run(hang, 0.2)
+    assert time.monotonic() - began < 2
+    assert (outcome.status, outcome.partial) == ("timeout", [{"at": "headers"}])
+    assert outcome.error == "no answer within 0.2 s"
+
+
+def test_an_exception_is_an_error_with_its_type() -> None:
+    outcome = _bounded.run(lambda report: 1 / 0, 5)
+    assert (outcome.status, outcome.error) == ("error", "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("kind", [ServingError, UsageError])
+def test_an_error_of_the_library_is_raised_here_with_its_result(kind: type[ServingError]) -> None:
+    def fail(report: _bounded.Report) -> t.Any:
+        raise kind("the thing broke", seen=3)
+
+    with pytest.raises(kind) as caught:
+        _bounded.run(fail, 5)
+    assert type(caught.value) is kind
+    assert (caught.value.message, caught.value.result) == ("the thing broke", {"seen": 3})
+
+
+def test_a_child_that_dies_without_an_answer_is_an_error() -> None:
+    outcome = _bounded.run(lambda report: os.kill(os.getpid(), signal.SIGKILL), 5)
+    assert (outcome.status, outcome.error) == ("error", "the child ended without an answer")
+
+
+def test_the_child_keeps_nothing_of_the_caller_open(tmp_path: t.Any) -> None:
+    with open(tmp_path / "lock", "w", encoding="utf-8") as handle:
+        number = handle.fileno()
+
+        def look(report: _bounded.Report) -> t.Any:
+            return sorted(int(name) for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)), [
+                os.readlink("/proc/self/fd/%d" % fd) for fd in (0, 1, 2)
+            ]
+
+        open_files, standard = _bounded.run(look, 5).value
+    assert number not in open_files or number <= 2
+    assert standard == [os.devnull] * 3
+
+
+def test_no_zombie_is_left_behind() -> None:
+    _bounded.run(lambda report: 1, 5)
+    _bounded.run(hang, 0.05)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_what_the_child_started_ends_with_it(tmp_path: t.Any) -> None:
+    def start_another(report: _bounded.Report) -> t.Any:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        report({"pid": pid})
+        signal.pause()
+
+    outcome = _bounded.run(start_another, 0.3)
+    pid = outcome.partial[0]["pid"]
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            with open("/proc/%d/stat" % pid, "rb") as handle:
+                if handle.read().rpartition(b")")[2].split()[0] == b"Z":
+                    break
+        except FileNotFoundError:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("process %d outlived its parent" % pid)
+
+
+def test_a_child_that_cannot_be_ended_is_recorded_and_blocks_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bounded, "_kill", lambda pid: None)
+    monkeypatch.setattr(_bounded, "KILL_WAIT", 0.05)
+    first = _bounded.run(hang, 0.05, key="nvml-0")
+    assert first.status == "stuck"
+    [(pid, start)] = _bounded.stuck_children()
+    try:
+        assert start == _bounded._start_ticks(pid)
+        calls: list[int] = []
+        again = _bounded.run(lambda report: calls.append(1), 5, key="nvml-0")
+        assert (again.status, calls) == ("stuck", [])
+        assert again.error == "process %d has not come back from an earlier call" % pid
+        assert _bounded.run(lambda report: 7, 5, key="nvml-1").value == 7
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert _bounded.stuck_children() == []
+    assert _bounded.run(lambda report: 7, 5, key="nvml-0").value == 7
+
+
+def test_a_record_of_another_process_with_the_same_pid_blocks_nothing(stuck_folder: str) -> None:
+    os.makedirs(stuck_folder)
+    with open(os.path.join(stuck_folder, "nvml-0.json"), "w", encoding="utf-8") as handle:
+        handle.write('{"pid": %d, "start": 1}' % os.getpid())
+    assert _bounded.run(lambda report: 7, 5, key="nvml-0").value == 7

@@ -1,0 +1,68 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock, Deadline, StallWindow
+
+
+class FakeClock(Clock):
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_a_deadline_counts_down_to_zero_and_stays_there() -> None:
+    clock = FakeClock()
+    deadline = Deadline(10, clock)
+    clock.now += 4
+    assert (deadline.elapsed, deadline.remaining, deadline.expired) == (4, 6, False)
+    clock.now += 6
+    assert (deadline.remaining, deadline.expired) == (0, True)
+    clock.now += 5
+    assert (deadline.elapsed, deadline.remaining) == (15, 0)
+
+
+@pytest.mark.parametrize(("asked", "slept"), [(3, [3]), (30, [10]), (0, []), (-1, [])])
+def test_a_sleep_never_passes_the_end(asked: float, slept: list[float]) -> None:
+    clock = FakeClock()
+    Deadline(10, clock).sleep(asked)
+    assert clock.slept == slept
+
+
+def test_a_negative_deadline_is_over_at_once() -> None:
+    assert Deadline(-5, FakeClock()).expired
+
+
+def test_movement_renews_the_window() -> None:
+    clock = FakeClock()
+    window = StallWindow(5, Deadline(100, clock))
+    clock.now += 4.9
+    assert not window.stalled
+    window.moved()
+    clock.now += 4.9
+    assert not window.stalled
+    clock.now += 0.1
+    assert window.stalled
+    assert window.age == pytest.approx(5)
+
+
+def test_movement_does_not_renew_the_deadline() -> None:
+    clock = FakeClock()
+    deadline = Deadline(8, clock)
+    window = StallWindow(5, deadline)
+    clock.now += 6
+    window.moved()
+    assert window.remaining == pytest.approx(2)
+    clock.now += 2
+    assert deadline.expired
+    assert not window.stalled
