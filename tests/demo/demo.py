@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The demo: three real systemd hosts behind a real gateway, restarted one after another under client traffic.
+
+``demo.py`` runs it, ``demo.py down`` removes its lab. It exits non-zero when a client request failed, when a process
+of before lives on, or when a host does not serve in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import typing as t
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+
+from fleet import GPU_HOSTS, REPO, UNITS, Fleet, FleetError, Traffic
+
+BUILD = REPO / "build" / "demo"
+LEAST_IN_FLIGHT = 20
+
+
+def say(text: str) -> None:
+    print(f"\n==> {text}", flush=True)
+
+
+def naive_restart(fleet: Fleet) -> t.Dict[str, t.Any]:
+    """What ``systemctl restart`` does to the hand-written unit of gpu3."""
+    before = fleet.processes("gpu3")
+    for row in before:
+        print(f"    pid {row['pid']:<6} {row['name']:<16} {'holds the GPU' if row['gpu'] else ''}")
+    fleet.run("gpu3", "systemctl restart qwen-legacy.service", checked=False)
+    end = time.monotonic() + 20
+    while int(fleet.unit("gpu3")["NRestarts"]) < 1 and time.monotonic() < end:
+        time.sleep(0.2)
+    orphans = [row for row in fleet.processes("gpu3") if row["gpu"] and row in before]
+    log = fleet.run("gpu3", "journalctl -u qwen-legacy.service -o cat --no-pager | grep -a OutOfMemory | tail -n 1")
+    if not orphans or not log:
+        raise FleetError("the hand-written unit left no orphan behind: there is nothing to show")
+    for row in orphans:
+        print(f"    still there: pid {row['pid']} {row['name']}, parent {row['parent']}, holds the GPU")
+    print(f"    the next start says: {log}")
+    reading = fleet.module("gpu3", "gpu_clear", report_only=True, confirmations=1)
+    print(f"    gpu_clear says: {reading['verdict']}: {reading['msg']}")
+    named = [holder for gpu in reading["gpus"] for holder in gpu["holders"]]
+    if {row["pid"] for row in orphans} - {holder["pid"] for holder in named}:
+        raise FleetError(f"gpu_clear does not name the orphan: {named}")
+    return {"orphans": orphans, "next_start": log, "gpu_clear": named}
+
+
+def wait_in_flight(traffic: Traffic, least: int, timeout: float = 60) -> None:
+    """Until the clients keep at least ``least`` requests in flight."""
+    end = time.monotonic() + timeout
+    while traffic.in_flight() < least:
+        if traffic.process.poll() is not None or time.monotonic() > end:
+            raise FleetError(f"the clients do not keep {least} requests in flight: see {traffic.log}")
+        time.sleep(0.2)
+
+
+def verify(fleet: Fleet, before: t.Dict[str, t.Any], units: t.Dict[str, t.Any]) -> t.List[str]:
+    """What is wrong after the rollout; nothing when all is well."""
+    wrong = []
+    for host in GPU_HOSTS:
+        now = fleet.processes(host)
+        old = {(row["pid"], row["start"]) for row in before[host]}
+        wrong += [f"{host}: pid {row['pid']} {row['name']} survived" for row in now if (row["pid"], row["start"]) in old]
+        if not any(row["gpu"] for row in now):
+            wrong.append(f"{host}: nothing holds the GPU")
+        unit = fleet.unit(host)
+        if unit["ActiveState"] != "active":
+            wrong.append(f"{host}: {UNITS[host]} is {unit['ActiveState']}")
+        if unit["InvocationID"] == units[host]["InvocationID"]:
+            wrong.append(f"{host}: {UNITS[host]} was not restarted")
+        try:
+            if fleet.one_token(f"http://{fleet.address(host)}:8080") < 1:
+                wrong.append(f"{host}: no token")
+        except FleetError as error:
+            wrong.append(str(error))
+    states = fleet.backends()
+    wrong += [f"{host}: the gateway sees it {states.get(host)}" for host in GPU_HOSTS if states.get(host) != "UP"]
+    if fleet.one_token(fleet.gateway_url()) < 1:
+        wrong.append("no token through the gateway")
+    return wrong
+
+
+def run() -> int:
+    began = time.monotonic()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    fleet = Fleet("demo")
+    say("Booting three GPU hosts and a gateway")
+    fleet.up()
+    say("Deploying: gpu1 and gpu2 by gpuops.serving.deploy, gpu3 keeps its hand-written unit with KillMode=process")
+    fleet.install_legacy()
+    fleet.playbook("deploy", "-e", "service=qwen")
+    fleet.wait_backends({host: "UP" for host in GPU_HOSTS}, timeout=120)
+
+    say("systemctl restart of the hand-written unit on gpu3")
+    naive = naive_restart(fleet)
+    fleet.wait_backends({"gpu3": "DOWN"})
+
+    before = {host: fleet.processes(host) for host in GPU_HOSTS}
+    units = {host: fleet.unit(host) for host in GPU_HOSTS}
+    say("Client traffic through the gateway: no client retries, no gateway retries, no redispatch")
+    traffic = Traffic(fleet, BUILD / "traffic.json")
+    try:
+        wait_in_flight(traffic, LEAST_IN_FLIGHT)
+        say("ansible-playbook gpuops.serving.rolling_restart -e service=qwen")
+        rollout_began = time.monotonic()
+        rolled = fleet.playbook(
+            "rolling_restart", "-e", "service=qwen", "-e", f"clean_restart_report={BUILD / 'rollout.json'}", checked=False
+        )
+        rollout_seconds = time.monotonic() - rollout_began
+        summary = traffic.stop()
+    finally:
+        traffic.kill()
+
+    say("Verifying")
+    wrong = verify(fleet, before, units)
+    if rolled.returncode:
+        wrong.append(f"rolling_restart exited {rolled.returncode}")
+    if summary["failed"]:
+        wrong.append(f"{summary['failed']} client requests failed: see {traffic.report}")
+    if summary["least_in_flight"] < LEAST_IN_FLIGHT:
+        wrong.append(f"only {summary['least_in_flight']} requests were in flight at one time")
+    report = json.loads((BUILD / "rollout.json").read_text(encoding="utf-8"))
+    report.update(
+        naive_restart=naive,
+        traffic=summary,
+        rollout_seconds=round(rollout_seconds, 1),
+        demo_seconds=round(time.monotonic() - began, 1),
+        wrong=wrong,
+    )
+    (BUILD / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    for host in report["hosts"]:
+        for phase in host["phases"]:
+            print(f"{host['host']:<8}{phase['name']:<10}{phase['seconds']:>7.1f} s")
+    print(f"streams: {summary['streams']}, longest {summary['longest_stream']:.1f} s; rollout {rollout_seconds:.1f} s")
+    for line in wrong:
+        print(f"demo: {line}", file=sys.stderr)
+    restarted = sum(host["outcome"] == "ok" for host in report["hosts"])
+    word = "failed" if wrong else "ok"
+    print(f"demo: {word}, {restarted} hosts restarted, {summary['requests']} requests, {summary['failed']} failed")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    try:
+        if sys.argv[1:] == ["down"]:
+            Fleet("demo").down()
+            return 0
+        return run()
+    except FleetError as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
