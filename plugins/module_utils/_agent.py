@@ -1,0 +1,68 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The command line of the host agent: the same checks as the modules, for systemd units and for people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import typing as t
+
+from . import _service, _site, _verdicts
+from ._errors import ServingError, UsageError
+
+# The agent lies in HOME/lib/gpuops.
+HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+
+def version(options: argparse.Namespace) -> int:
+    """What is installed here, and which interpreter it runs in."""
+    del options
+    found = {
+        "agent": _stamp()[:16] or "unknown",
+        "python": platform.python_version(),
+        "missing": _site.missing(("psutil", "pynvml", "requests")),
+        "services": _service.names(),
+    }
+    print(json.dumps(found))
+    return 1 if found["missing"] else 0
+
+
+def _stamp() -> str:
+    try:
+        with open(os.path.join(HOME, ".stamp"), encoding="ascii") as handle:
+            return handle.read().strip()
+    except OSError:
+        return ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpuops",
+        description="Checks of GPU inference services on this host.",
+        epilog="Exit status: 0 good, 1 bad, 2 unknown or an error, %d wrong use." % _verdicts.USAGE_EXIT_CODE,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    command = commands.add_parser("version", help="say what is installed here, as JSON")
+    command.set_defaults(run=version)
+    return parser
+
+
+def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as stop:
+        return _verdicts.USAGE_EXIT_CODE if stop.code else 0
+    try:
+        return int(options.run(options))
+    except UsageError as error:
+        print("gpuops: %s" % error.message, file=sys.stderr)
+        return _verdicts.USAGE_EXIT_CODE
+    except ServingError as error:
+        print("gpuops: %s" % error.message, file=sys.stderr)
+        return 2
