@@ -1,0 +1,102 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+#
+# `make demo` and `make test` start from a bare Debian or Ubuntu with python3, make and git. What is downloaded or built
+# is kept under .cache by the hash of what it is made from; what a run writes goes to build. Both can be deleted.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+PYTHON ?= python3
+LAB_NAME ?= lab
+LAB_HOSTS ?= gpu1=bookworm gpu2=bullseye,user=ops gpu3=trixie gw=bookworm,role=gateway
+PYTEST_ARGS ?=
+
+VENV := .cache/venv
+BIN := $(CURDIR)/$(VENV)/bin
+COLLECTION := .cache/collections/ansible_collections/gpuops/serving
+VENV_KEY := $(shell { $(PYTHON) -V; cat requirements-dev.txt; } 2>/dev/null | sha256sum | cut -c1-16)
+VENV_STAMP := $(VENV)/.stamp-$(VENV_KEY)
+LAB := $(PYTHON) tests/lab/lab.py
+
+export ANSIBLE_CONFIG := $(CURDIR)/tests/ansible.cfg
+export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
+export ANSIBLE_COLLECTIONS_PATH := $(CURDIR)/.cache/collections
+export MOLECULE_GLOB := molecule/*/molecule.yml
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHON
+VENV_PATH := PATH="$(BIN):$$PATH"
+
+.PHONY: help
+help: ## show the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+.PHONY: prereqs
+prereqs: ## install the Debian packages that are missing (as root)
+	@sh tests/lab/prereqs.sh
+
+.PHONY: venv
+venv: $(VENV_STAMP) $(COLLECTION) ## create the Python environment of the tools
+
+$(VENV_STAMP): | prereqs
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.txt
+	touch $@
+
+$(COLLECTION):
+	mkdir -p $(@D)
+	ln -sfn ../../../.. $@
+
+.PHONY: test
+test: lint unit integration molecule ## run all checks and tests
+
+.PHONY: lint
+lint: venv ## yamllint, ruff, mypy and ansible-lint
+	$(BIN)/yamllint --strict .
+	$(BIN)/ruff check .
+	cd .cache/collections && MYPYPATH=. $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p ansible_collections.gpuops.serving.plugins
+	$(BIN)/mypy --config-file pyproject.toml tests/lab/lab.py tests/lab/traffic.py
+	$(VENV_PATH) $(BIN)/ansible-lint --offline --profile production
+
+.PHONY: unit
+unit: venv ## run the unit tests
+	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/unit
+
+.PHONY: integration
+integration: venv ## run the integration tests: real processes, real programs, a real lab (as root)
+	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/integration
+
+.PHONY: molecule
+molecule: venv ## run every Molecule scenario on lab hosts (as root)
+	@set -e; for file in molecule/*/molecule.yml; do \
+		scenario=$$(basename "$$(dirname "$$file")"); \
+		echo "molecule: $$scenario"; \
+		$(VENV_PATH) molecule -c molecule/config.yml test --scenario-name "$$scenario"; \
+	done
+
+.PHONY: demo
+demo: venv ## restart three hosts under client traffic, and show it (as root)
+	$(VENV_PATH) $(BIN)/python tests/demo/demo.py
+
+.PHONY: demo-down
+demo-down: ## remove the demo's hosts
+	$(LAB) down --name demo
+
+.PHONY: lab-up
+lab-up: venv ## boot a lab to play with: LAB_NAME=lab LAB_HOSTS="gpu1=bookworm gw=bookworm,role=gateway"
+	$(LAB) up --name $(LAB_NAME) $(foreach host,$(LAB_HOSTS),--host $(host))
+
+.PHONY: lab-down
+lab-down: ## remove that lab
+	$(LAB) down --name $(LAB_NAME)
+
+.PHONY: clean
+clean: ## remove this checkout's labs and outputs, keep the cache
+	@if [ "$$(id -u)" -eq 0 ]; then $(LAB) down --all; fi
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.PHONY: clean-all
+clean-all: clean ## remove the cache as well
+	rm -rf .cache
