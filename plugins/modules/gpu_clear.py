@@ -1,0 +1,364 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: gpu_clear
+short_description: Tell whether GPUs are free
+version_added: 1.0.0
+description:
+  - Looks at GPUs through two independent sources, the vendor's driver library and the open device nodes of all
+    processes, and says of each device whether it is clear. It never ends a process.
+  - What cannot be seen is never called clear. A device that the driver does not answer for, memory in use by no
+    visible process, and process lists that may not be read all make the task fail, each with its own
+    RV(gpus[].reason).
+  - Every call into the driver runs in a child process with a time limit, and one sick device does not hide the others.
+    A child that hangs in the kernel is left behind, listed in RV(stuck_probes), and never counted as a holder; while
+    it lives, its device answers V(error) without another call.
+  - GPU utilisation decides nothing. A device that reports 90 % or more while nothing holds it is clear, with a warning.
+requirements:
+  - nvidia-ml-py on the managed host. The role P(gpuops.serving.host_agent#role) installs it.
+author:
+  - gpuops.serving contributors (@gpuops)
+extends_documentation_fragment:
+  - gpuops.serving._service
+  - gpuops.serving._attributes
+options:
+  gpus:
+    description:
+      - The devices to judge, each as an index (the driver's order, as C(nvidia-smi) shows it), a UUID or a PCI address.
+      - Default is the devices of O(service), else all devices.
+      - A device that the driver does not know makes the task fail.
+    type: list
+    elements: str
+  vendor:
+    description: Whose devices to look at. V(auto) means all that are supported, which today is V(nvidia).
+    type: str
+    choices: [auto, nvidia]
+    default: auto
+  expected_gpus:
+    description:
+      - How many devices the driver must know in all. Fewer is an error, even when those are clear. More is a warning.
+    type: int
+  allow_no_gpu:
+    description:
+      - Call a host clear that has no GPU and no driver at all, for plays that meet both kinds of hosts.
+      - A GPU on the PCI bus, a device node, or a driver that runs without a device remains an error. So does a host
+        without a GPU when O(gpus) names one or O(expected_gpus) is not V(0).
+    type: bool
+    default: false
+  memory_tolerance:
+    description:
+      - Memory in MiB that may be in use on an idle device, beside what allowed and foreign processes hold.
+      - Drivers keep a few MiB on an idle device. A process that uses the device takes hundreds.
+      - Drivers before 510 do not tell their own share of the memory apart (RV(gpus[].memory_basis=used_and_reserved)).
+        Should a device never become clear for this reason, raise the tolerance to what it shows when idle.
+    type: int
+    default: 64
+  allowed_holders:
+    description:
+      - Processes that may hold a device. They are shown with RV(gpus[].holders[].allowed), never hidden, and the memory
+        that the driver says they hold does not count.
+      - A rule fits when everything that it gives is equal.
+      - The list replaces the default, which is C(nvidia-persistenced), C(nvidia-powerd), C(nv-fabricmanager),
+        C(nv-hostengine), C(dcgm-exporter) and C(Xorg).
+    type: list
+    elements: dict
+    suboptions:
+      name:
+        description: Name of the process, compared with the first 15 characters, because the kernel keeps no more.
+        type: str
+      user:
+        description: Account that the process runs under.
+        type: str
+      unit:
+        description: Systemd unit that the process runs in.
+        type: str
+  unit:
+    description:
+      - Judge only what the processes of this systemd unit hold, for devices that several services share. What others
+        hold is reported as RV(gpus[].holders[].foreign) and does not make a device busy.
+      - Memory in use that no visible process explains still does.
+      - O(service) does not fill this option, because after a stop a leftover that is no longer recognised as the
+        service's own would pass as somebody else's.
+    type: str
+  timeout:
+    description:
+      - Hard limit in seconds for the devices to become clear.
+      - V(0) means one look, whatever O(confirmations) says.
+    type: float
+    default: 0
+  interval:
+    description: Seconds between two looks.
+    type: float
+    default: 1
+  confirmations:
+    description:
+      - How many looks in a row must be clear. Drivers give memory back up to some seconds after the process is gone.
+      - When O(timeout) ends before that many clear looks, the answer is V(unknown).
+    type: int
+    default: 2
+  report_only:
+    description: Do not fail the task, whatever the verdict; RV(ok) tells.
+    type: bool
+    default: false
+"""
+
+EXAMPLES = r"""
+- name: All GPUs must become free within a minute of the stop
+  gpuops.serving.gpu_clear:
+    timeout: 60
+
+- name: Two GPUs, one look, report who holds them without failing
+  gpuops.serving.gpu_clear:
+    gpus: ["0", "GPU-8f6b0c5e-7c07-7d5c-9d0b-0f7c1e0d2a11"]
+    report_only: true
+  register: gpus
+
+- name: The devices of a service, of a host that must have eight in all
+  gpuops.serving.gpu_clear:
+    service: qwen
+    expected_gpus: 8
+    timeout: 60
+
+- name: On shared GPUs, only what one service holds counts
+  gpuops.serving.gpu_clear:
+    unit: gpuops-qwen.service
+    gpus: ["0"]
+    timeout: 60
+"""
+
+RETURN = r"""
+verdict:
+  description:
+    - The worst of the devices' verdicts, in the order V(clear), V(busy), V(unknown), V(error).
+  type: str
+  returned: always
+  sample: busy
+ok:
+  description: Whether the verdict is V(clear).
+  type: bool
+  returned: always
+  sample: false
+reason:
+  description:
+    - Why there is an answer that comes from no single device. Empty otherwise.
+    - V(library_missing), V(driver_not_loaded), V(driver_mismatch), V(driver_error), V(timeout) or V(stuck) when the
+      driver library does not answer at all; V(no_gpu) when it knows no device; V(no_stack) when the host has neither
+      GPU nor driver; V(fewer_gpus) when it knows fewer than O(expected_gpus); V(unconfirmed) when O(timeout) ended
+      before O(confirmations) clear looks.
+  type: str
+  returned: always
+  sample: ""
+gpus:
+  description: The devices, in the order of O(gpus), else in the driver's.
+  type: list
+  elements: dict
+  returned: always
+  contains:
+    index:
+      description: Index in the driver's order, or null for a device that was not found.
+      type: int
+      sample: 0
+    uuid:
+      description: UUID, or null where the device does not tell.
+      type: str
+      sample: GPU-8f6b0c5e-7c07-7d5c-9d0b-0f7c1e0d2a11
+    pci:
+      description: PCI address, or null where the device does not tell.
+      type: str
+      sample: "00000000:17:00.0"
+    vendor:
+      description: Vendor of the device.
+      type: str
+      sample: nvidia
+    name:
+      description: Product name.
+      type: str
+      sample: NVIDIA L40S
+    verdict:
+      description: V(clear), V(busy), V(unknown) or V(error).
+      type: str
+      sample: busy
+    reason:
+      description:
+        - For V(clear), V(idle), or V(judged_by_holders) when the driver does not tell the memory in use.
+        - For V(busy), V(held_by_process); V(held_by_unresolvable) when memory is in use by no process that is visible
+          here; V(node_held_memory_in_use) or V(node_held_memory_unreadable) when a process has the device node open
+          while memory is in use or cannot be read.
+        - For V(unknown), V(processes_unreadable), V(nodes_unreadable), V(memory_unattributed) or V(partitioned).
+        - For V(error), V(gpu_lost), V(reset_required), V(blocked_by_system), V(driver_error), V(timeout), V(stuck) or
+          V(not_found).
+      type: str
+      sample: held_by_process
+    detail:
+      description: The reason as a sentence.
+      type: str
+      sample: process 4711 "sglang::schedul" (user sglang, unit sglang.service) holds 44000 MiB
+    memory_used:
+      description: Memory in use in MiB, or null where the driver does not tell. Never 0 for unknown.
+      type: int
+      sample: 44003
+    memory_total:
+      description: Memory of the device in MiB, or null where the driver does not tell.
+      type: int
+      sample: 46068
+    memory_basis:
+      description:
+        - V(used) without the driver's own share, V(used_and_reserved) where an old driver does not tell that apart,
+          V(not_available).
+      type: str
+      sample: used
+    holders:
+      description: Who holds the device, by either source.
+      type: list
+      elements: dict
+      contains:
+        pid:
+          description: Process id, as this host sees it.
+          type: int
+          sample: 4711
+        create_time:
+          description: When the process began, in seconds of the epoch. Null, as all that follows from the process
+            table, for a process that is not visible here, such as one of another PID namespace.
+          type: float
+          sample: 1764439200.25
+        name:
+          description: Name of the process as the kernel keeps it, at most 15 bytes, unprintable ones escaped.
+          type: str
+          sample: sglang::schedul
+        user:
+          description: Account of the process.
+          type: str
+          sample: sglang
+        unit:
+          description: Systemd unit whose cgroup the process is in, or null.
+          type: str
+          sample: sglang.service
+        container:
+          description: Id of the container whose cgroup the process is in, or null.
+          type: str
+          sample:
+        state:
+          description: State letter of the process.
+          type: str
+          sample: S
+        memory:
+          description: Device memory that the driver says it holds, in MiB, or null.
+          type: int
+          sample: 44000
+        kind:
+          description: V(compute), V(graphics), V(mps), or V(node) for a process that only has the device node open.
+          type: str
+          sample: compute
+        source:
+          description: Who says so, V(driver), V(node) or both.
+          type: list
+          elements: str
+          sample: [driver, node]
+        allowed:
+          description: Whether a rule of O(allowed_holders) fits.
+          type: bool
+          sample: false
+        foreign:
+          description: Whether the process is not one of O(unit). Always V(false) without O(unit).
+          type: bool
+          sample: false
+gpu_count:
+  description: How many devices the driver knows in all, or null when it does not answer.
+  type: int
+  returned: always
+  sample: 4
+driver_version:
+  description: Version of the driver, or null.
+  type: str
+  returned: always
+  sample: 550.127.05
+stuck_probes:
+  description: Pids of our own earlier calls that hang in a driver and cannot be ended.
+  type: list
+  elements: int
+  returned: always
+  sample: []
+readings:
+  description: How many times the devices were looked at.
+  type: int
+  returned: always
+  sample: 3
+elapsed:
+  description: Seconds that the call took.
+  type: float
+  returned: always
+  sample: 2.045
+"""
+
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu import DEFAULT_ALLOWED, Options, Reading, wait_clear
+
+
+def options_of(params: _ansible.Result) -> Options:
+    for name, least in (("timeout", 0), ("interval", 0), ("memory_tolerance", 0), ("confirmations", 1)):
+        if params[name] < least:
+            raise UsageError('"%s" must be at least %s, not %s' % (name, least, params[name]))
+    rules = params["allowed_holders"]
+    for rule in rules or ():
+        if not any(rule.values()):
+            raise UsageError('a rule of "allowed_holders" is empty: give a name, a user or a unit')
+    return Options(
+        gpus=params["gpus"],
+        expected_gpus=params["expected_gpus"],
+        allow_no_gpu=params["allow_no_gpu"],
+        memory_tolerance=params["memory_tolerance"],
+        allowed_holders=DEFAULT_ALLOWED if rules is None else rules,
+        unit=params["unit"],
+        mark_gid=params.get("definition", {}).get("mark_gid"),
+        interval=params["interval"],
+        confirmations=params["confirmations"],
+    )
+
+
+def body(ctx: _ansible.Context) -> _ansible.Result:
+    options = options_of(ctx.params)
+    if options.gpus == [] and ctx.params.get("definition", {}).get("gpus") == []:
+        none = Reading(verdict="clear", readings=0).as_dict()
+        none["msg"] = 'the service "%s" uses no GPU' % ctx.params["service"]
+        return none
+    reading = wait_clear(options, Deadline(ctx.params["timeout"]))
+    for text in reading.warnings:
+        ctx.warn(text)
+    return reading.as_dict()
+
+
+def main() -> None:
+    _ansible.run_module(
+        {
+            **_ansible.service_spec(),
+            "gpus": {"type": "list", "elements": "str"},
+            "vendor": {"type": "str", "choices": ["auto", "nvidia"], "default": "auto"},
+            "expected_gpus": {"type": "int"},
+            "allow_no_gpu": {"type": "bool", "default": False},
+            "memory_tolerance": {"type": "int", "default": 64},
+            "allowed_holders": {
+                "type": "list",
+                "elements": "dict",
+                "options": {"name": {"type": "str"}, "user": {"type": "str"}, "unit": {"type": "str"}},
+            },
+            "unit": {"type": "str"},
+            "timeout": {"type": "float", "default": 0},
+            "interval": {"type": "float", "default": 1},
+            "confirmations": {"type": "int", "default": 2},
+            "report_only": {"type": "bool", "default": False},
+        },
+        body,
+        fill={"gpus": "gpus"},
+        requires=("pynvml",),
+    )
+
+
+if __name__ == "__main__":
+    main()

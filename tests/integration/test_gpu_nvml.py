@@ -1,0 +1,449 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""gpu_clear with the unmodified nvidia-ml-py on the test driver library, and with real processes and open nodes."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu, _gpu_nvidia
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Options, read, wait_clear
+
+FAKES = pathlib.Path(__file__).resolve().parents[1] / "fakes" / "nvml"
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nvml")
+    subprocess.run([str(FAKES / "build.sh"), str(folder)], check=True)
+    path = folder / "libnvidia-ml.so.1"
+    ctypes.CDLL(str(path))  # from now on the loader gives this one out for the name
+    return path
+
+
+class Lab:
+    """One made-up machine: what the driver says, and processes that hold."""
+
+    def __init__(self, folder, library):
+        self.state, self.dev, self.sys = folder / "state", folder / "dev", folder / "sys"
+        for part in (self.state, self.state / "holders", self.state / "dead", self.dev, self.sys):
+            part.mkdir()
+        for name in ("nvidia0", "nvidia1", "nvidiactl"):
+            (self.dev / name).touch()
+        self.environment = dict(
+            os.environ,
+            FAKE_NVML_DIR=str(self.state),
+            FAKE_NVML_LIBRARY=str(library),
+            LD_LIBRARY_PATH=str(library.parent),
+        )
+        self.children = []
+
+    def scenario(self, **keys):
+        lines = ["%s=%s" % (key.replace("__", "."), value) for key, value in keys.items()]
+        (self.state / "scenario").write_text("\n".join(lines) + "\n")
+
+    def hold(self, *arguments, node=None, command=("sleep", "60")):
+        words = [sys.executable, str(FAKES / "hold.py"), *arguments]
+        if node is not None:
+            words += ["--node", str(self.dev / node)]
+        child = subprocess.Popen([*words, "--", *command], env=self.environment)
+        self.children.append(child)
+        wait_for(lambda: self._became(child, command))
+        return child
+
+    @staticmethod
+    def _became(child, command):
+        assert child.poll() is None
+        return pathlib.Path("/proc/%d/cmdline" % child.pid).read_text().split("\0")[:-1] == list(command)
+
+    def end(self, child):
+        child.kill()
+        child.wait()
+
+    def look(self, limit=None, **options):
+        return read(Options(**options), limit, devices=str(self.dev), sys=str(self.sys))
+
+    def wait(self, timeout, **options):
+        def look(given, limit):
+            return read(given, limit, devices=str(self.dev), sys=str(self.sys))
+
+        return wait_clear(Options(**options), Deadline(timeout), look)
+
+
+def wait_for(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def lab(tmp_path, library, monkeypatch):
+    monkeypatch.setenv("FAKE_NVML_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(_bounded, "STUCK_FOLDER", str(tmp_path / "stuck"))
+    made = Lab(tmp_path, library)
+    yield made
+    for child in made.children:
+        made.end(child)
+
+
+def verdicts(reading):
+    return [(device.verdict, device.reason) for device in reading.devices]
+
+
+def test_idle(lab):
+    reading = lab.look()
+    assert (reading.verdict, reading.count, reading.driver_version) == ("clear", 1, "550.127.05")
+    assert reading.as_dict()["gpus"] == [
+        {
+            "index": 0,
+            "uuid": "GPU-00000000-0000-0000-0000-000000000010",
+            "pci": "00000000:17:00.0",
+            "vendor": "nvidia",
+            "name": "NVIDIA L40S",
+            "verdict": "clear",
+            "reason": "idle",
+            "detail": "3 MiB are in use, 64 are tolerated",
+            "memory_used": 3,
+            "memory_total": 46068,
+            "memory_basis": "used",
+            "holders": [],
+        }
+    ]
+
+
+def test_a_holder_is_named_with_both_sources(lab):
+    child = lab.hold("--memory", "44000", node="nvidia0")
+    reading = lab.look()
+    assert (reading.verdict, verdicts(reading)) == ("busy", [("busy", "held_by_process")])
+    holder = reading.devices[0].as_dict()["holders"][0]
+    assert holder["pid"] == child.pid
+    assert (holder["name"], holder["memory"], holder["kind"]) == ("sleep", 44000, "compute")
+    assert holder["source"] == ["driver", "node"]
+    assert abs(holder["create_time"] - time.time()) < 60
+    assert 'GPU 0 is busy: process %d "sleep" (user ' % child.pid in reading.message
+    assert reading.message.endswith(" holds 44000 MiB")
+
+
+def test_what_only_the_driver_lists_is_seen(lab):
+    """Red when the driver's process lists are ignored: the memory is within the tolerance and no node is open."""
+    for kind in ("compute", "graphics", "mps"):
+        child = lab.hold("--memory", "10", "--kind", kind)
+        reading = lab.look()
+        assert verdicts(reading) == [("busy", "held_by_process")]
+        assert [(h.pid, h.kind) for h in reading.devices[0].holders] == [(child.pid, kind)]
+        lab.end(child)
+
+
+def test_what_only_a_node_shows_is_seen(lab):
+    """Red when open nodes are ignored: the driver lists nobody and tells no memory."""
+    lab.scenario(device__0__error__nvmlDeviceGetMemoryInfo=3)
+    assert verdicts(lab.look()) == [("clear", "judged_by_holders")]
+    child = lab.hold("--unlisted", node="nvidia0")
+    reading = lab.look()
+    assert verdicts(reading) == [("busy", "node_held_memory_unreadable")]
+    assert [(h.pid, h.kind, h.source) for h in reading.devices[0].holders] == [(child.pid, "node", ["node"])]
+    lab.scenario()
+    reading = lab.look()
+    assert verdicts(reading) == [("clear", "idle")]
+    assert [h.kind for h in reading.devices[0].holders] == ["node"]
+    lab.scenario(device__0__memory_hidden=400)
+    reading = lab.look()
+    assert verdicts(reading) == [("busy", "node_held_memory_in_use")]
+    assert str(child.pid) in reading.message
+
+
+def test_nodes_that_name_no_device_are_no_holders(lab):
+    lab.scenario(device__0__error__nvmlDeviceGetMemoryInfo=3)
+    lab.hold("--unlisted", node="nvidiactl")
+    assert lab.look().verdict == "clear"
+
+
+def test_nodes_are_matched_by_minor_and_not_by_index(lab):
+    lab.scenario(
+        devices=2,
+        device__0__minor=1,
+        device__1__minor=0,
+        device__0__error__nvmlDeviceGetMemoryInfo=3,
+        device__1__error__nvmlDeviceGetMemoryInfo=3,
+    )
+    lab.hold("--unlisted", node="nvidia0")
+    assert [device.verdict for device in lab.look().devices] == ["clear", "busy"]
+
+
+def test_memory_that_nobody_visible_holds(lab):
+    """Red when memory is ignored."""
+    lab.scenario(device__0__memory_hidden=44000)
+    reading = lab.look()
+    assert verdicts(reading) == [("busy", "held_by_unresolvable")]
+    assert reading.message == "GPU 0 is busy: 44003 MiB are in use by no visible process"
+
+
+def test_a_listed_process_that_is_not_here(lab):
+    lab.scenario(device__0__process__0="4194303,na,compute")
+    reading = lab.look()
+    assert verdicts(reading) == [("busy", "held_by_unresolvable")]
+    assert reading.devices[0].as_dict()["holders"][0]["name"] is None
+
+
+def test_memory_comes_back_after_the_process_is_gone(lab):
+    lab.scenario(release_delay_ms=1500)
+    child = lab.hold("--memory", "44000", node="nvidia0")
+    lab.end(child)
+    reading = lab.wait(0)
+    assert verdicts(reading) == [("busy", "held_by_unresolvable")]
+    reading = lab.wait(20, interval=0.1)
+    assert reading.verdict == "clear"
+    assert reading.readings > 2
+
+
+def test_a_holder_that_stays_is_busy_at_the_end(lab):
+    lab.hold("--memory", "44000")
+    reading = lab.wait(0.5, interval=0.2)
+    assert reading.verdict == "busy"
+    assert 0.5 <= reading.elapsed < 1.5
+
+
+def test_a_dead_main_thread_whose_threads_live_still_holds(lab):
+    code = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    child = lab.hold("--memory", "100", node="nvidia0", command=("python3", "-c", code))
+    wait_for(lambda: ") Z " in pathlib.Path("/proc/%d/stat" % child.pid).read_text())
+    reading = lab.look()
+    assert verdicts(reading) == [("busy", "held_by_process")]
+    assert reading.devices[0].holders[0].source == ["driver", "node"]
+
+
+def test_a_lost_device_does_not_hide_the_others(lab):
+    lab.scenario(
+        devices=4, device__1__error__nvmlDeviceGetHandleByIndex=15, device__2__error__nvmlDeviceGetMemoryInfo=999
+    )
+    lab.hold("--device", "3", "--memory", "44000")
+    reading = lab.look()
+    assert reading.verdict == "error"
+    assert verdicts(reading) == [
+        ("clear", "idle"),
+        ("error", "gpu_lost"),
+        ("error", "driver_error"),
+        ("busy", "held_by_process"),
+    ]
+    assert "GPU 1 does not answer properly: the driver answers: GPU is lost (code 15)" in reading.message
+    assert lab.look(gpus=["0"]).verdict == "clear"
+
+
+def test_a_call_that_hangs_does_not_hide_the_others(lab, monkeypatch):
+    monkeypatch.setattr(_gpu_nvidia, "DRIVER_LIMIT", 2.0)
+    monkeypatch.setattr(_gpu_nvidia, "DEVICE_LIMIT", 0.0)
+    lab.scenario(devices=3, device__1__delay_ms__nvmlDeviceGetMemoryInfo=60000)
+    lab.hold("--device", "2", "--memory", "44000")
+    started = time.monotonic()
+    reading = lab.look()
+    assert verdicts(reading) == [("clear", "idle"), ("error", "timeout"), ("busy", "held_by_process")]
+    assert time.monotonic() - started < 10
+    assert reading.stuck_probes == []
+
+
+def test_a_device_whose_earlier_call_is_stuck_is_not_asked_again(lab):
+    lab.scenario(devices=2)
+    stuck = lab.hold("--device", "1", "--memory", "500", node="nvidia1")
+    _bounded.remember("nvml-1", stuck.pid)
+    reading = lab.look()
+    assert verdicts(reading) == [("clear", "idle"), ("error", "stuck")]
+    assert reading.stuck_probes == [stuck.pid]
+    assert reading.devices[1].holders == []
+    lab.end(stuck)
+    assert lab.look().verdict == "clear"
+
+
+def test_our_own_stuck_call_is_no_holder(lab):
+    lab.scenario(devices=2)
+    stuck = lab.hold("--memory", "20", node="nvidia0")
+    assert lab.look().verdict == "busy"
+    _bounded.remember("nvml-1", stuck.pid)
+    assert verdicts(lab.look()) == [("clear", "idle"), ("error", "stuck")]
+
+
+def test_a_library_that_hangs_at_the_start(lab):
+    lab.scenario(init_delay_ms=60000)
+    reading = lab.look(limit=0.5)
+    assert (reading.verdict, reading.reason) == ("error", "timeout")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "words"),
+    [(9, "driver_not_loaded", "modprobe nvidia"), (18, "driver_mismatch", "reboot"), (999, "driver_error", "code 999")],
+)
+def test_driver_that_does_not_start(lab, code, reason, words):
+    lab.scenario(init_error=code)
+    reading = lab.look(allow_no_gpu=True)
+    assert (reading.verdict, reading.reason) == ("error", reason)
+    assert words in reading.message
+
+
+def test_no_gpu(lab):
+    lab.scenario(devices=0)
+    assert (lab.look(allow_no_gpu=True).verdict, lab.look().reason) == ("error", "no_gpu")
+    lab.scenario(init_error=9)
+    assert lab.look(allow_no_gpu=True).reason == "driver_not_loaded"  # there are device nodes
+    for node in lab.dev.iterdir():
+        node.unlink()
+    assert (lab.look().verdict, lab.look().reason) == ("error", "no_stack")
+    assert lab.look(allow_no_gpu=True).verdict == "clear"
+    assert lab.look(allow_no_gpu=True, gpus=["0"]).verdict == "error"
+    assert lab.look(allow_no_gpu=True, expected_gpus=1).verdict == "error"
+    lab.scenario(init_error=18)
+    assert lab.look(allow_no_gpu=True).verdict == "error"
+
+
+def test_fewer_devices_than_expected(lab):
+    lab.scenario(devices=3)
+    reading = lab.look(expected_gpus=4)
+    assert (reading.verdict, reading.reason) == ("error", "fewer_gpus")
+    assert reading.message == "4 GPUs are expected, but the driver knows only 3"
+    assert [device.verdict for device in reading.devices] == ["clear"] * 3
+    assert lab.look(expected_gpus=3).verdict == "clear"
+    assert lab.look(expected_gpus=2).warnings == ["the driver knows 3 GPUs, although 2 are expected"]
+
+
+def test_an_old_driver(lab):
+    """Memory only in version 1, and a device that knows no MPS list."""
+    lab.scenario(
+        device__0__error__nvmlDeviceGetMemoryInfo_v2=13, device__0__error__nvmlDeviceGetMPSComputeRunningProcesses=13
+    )
+    reading = lab.look()
+    assert (reading.devices[0].memory_used, reading.devices[0].memory_basis) == (544, "used_and_reserved")
+    assert verdicts(reading) == [("busy", "held_by_unresolvable")]
+    assert lab.look(memory_tolerance=600).verdict == "clear"
+
+
+def test_utilisation_alone_is_a_warning(lab):
+    lab.scenario(device__0__utilization=100)
+    reading = lab.look()
+    assert reading.verdict == "clear"
+    assert reading.warnings == ["GPU 0 reports 100 % utilisation although nothing holds it"]
+
+
+def test_an_allowed_holder_is_shown(lab):
+    lab.hold("--memory", "300", node="nvidia0")
+    assert lab.look().verdict == "busy"
+    reading = lab.look(allowed_holders=[{"name": "sleep"}])
+    assert reading.verdict == "clear"
+    assert [(h.allowed, h.memory) for h in reading.devices[0].holders] == [(True, 300)]
+
+
+def test_partitions_are_not_judged(lab):
+    lab.scenario(device__0__mig=1)
+    assert verdicts(lab.look()) == [("unknown", "partitioned")]
+
+
+def test_devices_are_chosen_and_ordered_by_the_caller(lab):
+    lab.scenario(devices=3)
+    lab.hold("--device", "1", "--memory", "44000")
+    reading = lab.look(gpus=["00000000:19:00.0", "GPU-00000000-0000-0000-0000-000000000010"])
+    assert ([device.index for device in reading.devices], reading.verdict) == ([2, 0], "clear")
+    assert [device.index for device in lab.look(gpus=["2", "1"]).devices] == [2, 1]
+    reading = lab.look(gpus=["0", "5"])
+    assert verdicts(reading) == [("clear", "idle"), ("error", "not_found")]
+
+
+class Owned:
+    def __init__(self, processes):
+        self.processes = processes
+
+
+class State:
+    def __init__(self, load_state):
+        self.load_state = load_state
+
+
+def test_one_unit_of_several(lab, monkeypatch):
+    lab.scenario(devices=2)
+    ours, other = lab.hold("--memory", "1000"), lab.hold("--device", "1", "--memory", "2000")
+    monkeypatch.setattr(_gpu._systemd, "show", lambda _unit: State("loaded"))
+    monkeypatch.setattr(
+        _gpu._ownership, "of_unit", lambda table, _state, mark_gid: Owned({table.get(ours.pid).ref: ["cgroup"]})
+    )
+    reading = lab.look(unit="ours.service")
+    assert verdicts(reading) == [("busy", "held_by_process"), ("clear", "idle")]
+    assert [(h.pid, h.foreign) for d in reading.devices for h in d.holders] == [(ours.pid, False), (other.pid, True)]
+
+
+def test_a_unit_that_does_not_exist_is_not_called_clear(lab, monkeypatch):
+    monkeypatch.setattr(_gpu._systemd, "show", lambda _unit: State("not-found"))
+    monkeypatch.setattr(_gpu._ownership, "of_unit", lambda _table, _state, mark_gid: Owned({}))
+    with pytest.raises(UsageError, match=r'the unit "typo.service" is not known'):
+        lab.look(unit="typo.service")
+
+
+def test_hold_fails_like_an_engine_when_memory_is_short(lab):
+    lab.hold("--memory", "44000")
+    again = subprocess.run(
+        [sys.executable, str(FAKES / "hold.py"), "--memory", "44000", "--require-free", "--", "true"],
+        env=lab.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 1
+    assert again.stderr == (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 42.97 GiB. "
+        "GPU 0 has a total capacity of 44.99 GiB of which 1.49 GiB is free.\n"
+    )
+
+
+def test_a_registration_of_another_process_does_not_count(lab):
+    """The number of a dead holder may be given to another process, which then holds nothing."""
+    lab.hold("--memory", "44000")
+    entry = next((lab.state / "holders").iterdir())
+    entry.write_text(entry.read_text().replace("start=", "start=1"))
+    assert lab.look().verdict == "clear"
+
+
+def run_module(lab, tmp_path, **options):
+    arguments = tmp_path / "arguments.json"
+    arguments.write_text(json.dumps({"ANSIBLE_MODULE_ARGS": options}))
+    module = pathlib.Path(_gpu.__file__).resolve().parents[1] / "modules" / "gpu_clear.py"
+    environment = dict(lab.environment, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    done = subprocess.run(
+        [sys.executable, str(module), str(arguments)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_module(lab, tmp_path):
+    code, result = run_module(lab, tmp_path, timeout=20, interval=0.1)
+    assert (code, result["ok"], result["verdict"], result["changed"]) == (0, True, "clear", False)
+    assert (result["readings"], result["msg"]) == (2, "GPU 0 is clear")
+    child = lab.hold("--memory", "44000")
+    code, result = run_module(lab, tmp_path)
+    assert (code, result["failed"], result["ok"], result["verdict"]) == (1, True, False, "busy")
+    assert result["gpus"][0]["holders"][0]["pid"] == child.pid
+    code, result = run_module(lab, tmp_path, report_only=True, _ansible_check_mode=True)
+    assert (code, result["ok"], result["verdict"]) == (0, False, "busy")
+    code, result = run_module(lab, tmp_path, gpus=[])
+    assert code == 1 and "the list of GPUs is empty" in result["msg"]
+    code, result = run_module(lab, tmp_path, confirmations=0)
+    assert code == 1 and '"confirmations" must be at least 1' in result["msg"]
+
+
+def test_module_without_the_driver_library(lab, tmp_path):
+    lab.environment.pop("LD_LIBRARY_PATH")
+    code, result = run_module(lab, tmp_path)
+    assert (code, result["verdict"]) == (1, "error")
+    assert result["reason"] in ("no_stack", "library_missing")
