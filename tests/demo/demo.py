@@ -52,15 +52,6 @@ def naive_restart(fleet: Fleet) -> t.Dict[str, t.Any]:
     return {"orphans": orphans, "next_start": log, "gpu_clear": named}
 
 
-def wait_in_flight(traffic: Traffic, least: int, timeout: float = 60) -> None:
-    """Until the clients keep at least ``least`` requests in flight."""
-    end = time.monotonic() + timeout
-    while traffic.in_flight() < least:
-        if traffic.process.poll() is not None or time.monotonic() > end:
-            raise FleetError(f"the clients do not keep {least} requests in flight: see {traffic.log}")
-        time.sleep(0.2)
-
-
 def verify(fleet: Fleet, before: t.Dict[str, t.Any], units: t.Dict[str, t.Any]) -> t.List[str]:
     """What is wrong after the rollout; nothing when all is well."""
     wrong = []
@@ -107,7 +98,7 @@ def run() -> int:
     say("Client traffic through the gateway: no client retries, no gateway retries, no redispatch")
     traffic = Traffic(fleet, BUILD / "traffic.json")
     try:
-        wait_in_flight(traffic, LEAST_IN_FLIGHT)
+        traffic.wait_in_flight(LEAST_IN_FLIGHT, streams=3)
         say("ansible-playbook gpuops.serving.rolling_restart -e service=qwen")
         rollout_began = time.monotonic()
         rolled = fleet.playbook(

@@ -119,11 +119,18 @@ class Fleet:
     def gateway_url(self) -> str:
         return f"http://{self.address('gw')}:8000"
 
+    def haproxy(self, commands: str) -> str:
+        """What haproxy's runtime socket answers."""
+        code = (
+            "import socket, sys\nfor one in sys.argv[1].split('; '):\n s = socket.socket(socket.AF_UNIX)\n"
+            " s.connect('/run/haproxy/admin.sock')\n s.sendall(one.encode() + b'\\n')\n"
+            " print(b''.join(iter(lambda: s.recv(65536), b'')).decode())"
+        )
+        return self.run("gw", f"python3 -c {shlex.quote(code)} {shlex.quote(commands)}")
+
     def backends(self) -> t.Dict[str, str]:
         """Server to its state, as haproxy tells it."""
-        text = self.run("gw", "echo 'show stat' | socat - /run/haproxy/admin.sock 2>/dev/null || python3 -c \"import socket;"
-                        "s=socket.socket(socket.AF_UNIX);s.connect('/run/haproxy/admin.sock');s.sendall(b'show stat\\n');"
-                        "print(b''.join(iter(lambda: s.recv(65536), b'')).decode())\"")
+        text = self.haproxy("show stat")
         rows = [line.split(",") for line in text.splitlines() if line]
         head = [name.lstrip("# ") for name in rows[0]]
         named = [dict(zip(head, row)) for row in rows[1:]]
@@ -210,6 +217,24 @@ class Traffic:
         if not self.report.exists():
             raise FleetError(f"the traffic left no report: {self.log.read_text(encoding='utf-8')[-2000:]}")
         return t.cast(t.Dict[str, t.Any], json.loads(self.report.read_text(encoding="utf-8")))
+
+    def live(self) -> t.Dict[str, int]:
+        """What the clients are doing now."""
+        try:
+            return t.cast(t.Dict[str, int], json.loads(Path(f"{self.report}.live").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return {"in_flight": 0, "requests": 0, "failed": 0, "streams_open": 0}
+
+    def wait_in_flight(self, least: int, streams: int = 1, timeout: float = 60) -> None:
+        """Until the clients keep at least this many requests, and this many streams among them, in flight."""
+        end = time.monotonic() + timeout
+        while True:
+            live = self.live()
+            if live["in_flight"] >= least and live["streams_open"] >= streams:
+                return
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise FleetError(f"the clients do not keep {least} requests in flight but {live}: see {self.log}")
+            time.sleep(0.2)
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):

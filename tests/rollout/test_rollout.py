@@ -1,0 +1,266 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""A rolling restart of real hosts, and what happens when something goes wrong in the middle of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import typing as t
+from pathlib import Path
+
+import pytest
+from fleet import GPU_HOSTS, REPO, UNITS, Fleet, Traffic
+
+LIVES = t.Dict[str, str]
+
+
+def lives(fleet: Fleet) -> LIVES:
+    return {host: fleet.unit(host)["InvocationID"] for host in GPU_HOSTS}
+
+
+def roll(fleet: Fleet, report: Path, *arguments: str, **options: t.Any) -> "subprocess.CompletedProcess[str]":
+    done: "subprocess.CompletedProcess[str]" = fleet.playbook(
+        "rolling_restart",
+        *("-e", "service=qwen", "-e", f"clean_restart_report={report}", *arguments),
+        checked=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **options,
+    )
+    return done
+
+
+def outcomes(report: Path) -> t.Dict[str, t.Any]:
+    return {entry["host"]: entry for entry in json.loads(report.read_text(encoding="utf-8"))["hosts"]}
+
+
+def begin(fleet: Fleet, report: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """A rollout in the background, in a session of its own."""
+    return subprocess.Popen(
+        fleet.ansible_argv("rolling_restart", "-e", "service=qwen", "-e", f"clean_restart_report={report}", *arguments),
+        env=fleet.environment(),
+        cwd=REPO,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def read_until(process: "subprocess.Popen[str]", text: str, timeout: float = 90) -> str:
+    """What the rollout prints up to and with a line that holds ``text``."""
+    assert process.stdout is not None
+    end = time.monotonic() + timeout
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if text in line:
+            return seen
+        if time.monotonic() > end:
+            break
+    pytest.fail(f"the rollout never said {text!r}: {seen}")
+
+
+def assert_serves(fleet: Fleet, host: str) -> None:
+    assert fleet.unit(host)["ActiveState"] == "active"
+    assert fleet.one_token(f"http://{fleet.address(host)}:8080") == 1
+
+
+def test_check_mode_changes_nothing_and_names_what_it_would_stop(fleet: Fleet, tmp_path: Path) -> None:
+    before = {host: fleet.processes(host) for host in GPU_HOSTS}
+    kept = lives(fleet)
+    done = roll(fleet, tmp_path / "report.json", "--check")
+    assert done.returncode == 0, done.stdout
+    for host in GPU_HOSTS:
+        assert fleet.processes(host) == before[host]
+        for row in before[host]:
+            assert f"to be stopped: pid {row['pid']} {row['name']}" in done.stdout
+    assert lives(fleet) == kept
+    assert set(fleet.backends().values()) == {"UP"}
+    assert "changed=0" in done.stdout and "changed=1" not in done.stdout
+    assert not (tmp_path / "report.json").exists()
+    for host in GPU_HOSTS:
+        assert fleet.run(host, "ls /var/lib/gpuops/qwen/lease.json", checked=False) == ""
+
+
+def test_an_unknown_service_fails_before_any_host_is_touched(fleet: Fleet, tmp_path: Path) -> None:
+    kept = lives(fleet)
+    done = roll(fleet, tmp_path / "report.json", "-e", "service=qwne")
+    assert done.returncode != 0
+    assert 'the service "qwne" is not in gpuops_services of any selected host (there are: qwen)' in done.stdout
+    assert lives(fleet) == kept
+
+
+def test_hosts_that_are_down_failed_or_never_started_come_to_serve(fleet: Fleet, tmp_path: Path) -> None:
+    # gpu1 is down, gpu2 has failed with its start limit hit, gpu3's front is gone and its scheduler holds the GPU.
+    fleet.run("gpu1", "systemctl stop gpuops-qwen.service")
+    fleet.run("gpu2", "mv /usr/local/bin/lab-llama /usr/local/bin/lab-llama.away; systemctl restart gpuops-qwen.service", False)
+    fleet.run("gpu2", "for i in $(seq 60); do systemctl is-failed -q gpuops-qwen && break; systemctl restart gpuops-qwen; sleep 0.2; done", False)
+    fleet.run("gpu2", "mv /usr/local/bin/lab-llama.away /usr/local/bin/lab-llama")
+    fleet.run("gpu3", "systemctl stop qwen-legacy.service")
+    assert fleet.unit("gpu2")["ActiveState"] == "failed"
+    assert any(row["gpu"] for row in fleet.processes("gpu3"))
+    done = roll(fleet, tmp_path / "report.json", "-e", '{"gpuops_serial": "100%"}', "-e", "clean_restart_min_healthy=0")
+    assert done.returncode == 0, done.stdout
+    assert {entry["outcome"] for entry in outcomes(tmp_path / "report.json").values()} == {"ok"}
+    for host in GPU_HOSTS:
+        assert_serves(fleet, host)
+    assert set(fleet.backends().values()) == {"UP"}
+
+
+@pytest.mark.parametrize("host", ["gpu1", "gpu2"])
+def test_a_lost_host_stops_the_rollout_and_is_named(fleet: Fleet, tmp_path: Path, host: str) -> None:
+    kept = lives(fleet)
+    report = tmp_path / "report.json"
+    # In a batch of one, and in a batch of two with a partner that goes on.
+    serial = "1" if host == "gpu1" else "2"
+    process = begin(fleet, report, "-e", f'{{"gpuops_serial": {serial}}}')
+    try:
+        seen = read_until(process, "Stop everything that the service owns")
+        fleet.lab("cut", host)
+        seen += process.communicate(timeout=180)[0]
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode != 0
+    found = outcomes(report)
+    assert found[host]["outcome"] == "lost", seen
+    assert f"{host} does not answer any more" in found[host]["failure"]["message"]
+    assert f"--limit {host}" in found[host]["next_command"]
+    assert fleet.backends()[host] != "UP"
+    now = lives_of(fleet, [name for name in GPU_HOSTS if name != host])
+    if host == "gpu1":
+        assert now == {name: kept[name] for name in ("gpu2", "gpu3")}
+        assert set(found) == {"gpu1"}
+    else:
+        assert found["gpu1"]["outcome"] == "ok"
+        assert now["gpu3"] == kept["gpu3"]
+        assert fleet.backends()["gpu1"] == "UP"
+    assert "is left untouched: the rollout stopped after " + host in seen
+    fleet.lab("heal", host)
+    again = roll(fleet, report, "--limit", host, "-e", "clean_restart_lease_wait=90")
+    assert again.returncode == 0, again.stdout
+    assert_serves(fleet, host)
+    assert fleet.backends()[host] == "UP"
+
+
+def lives_of(fleet: Fleet, hosts: t.Sequence[str]) -> LIVES:
+    return {host: fleet.unit(host)["InvocationID"] for host in hosts}
+
+
+@pytest.mark.parametrize("task", ["Withdraw the backend", "Stop everything that the service owns", "Start the unit"])
+def test_a_second_run_converges_after_the_first_was_killed(fleet: Fleet, tmp_path: Path, task: str) -> None:
+    report = tmp_path / "report.json"
+    process = begin(fleet, report)
+    try:
+        read_until(process, task)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    refused = roll(fleet, report, "--limit", "gpu1")
+    assert refused.returncode != 0
+    assert 'the service "qwen" is in use by run "' in refused.stdout
+    again = roll(fleet, report, "-e", "clean_restart_lease_wait=90")
+    assert again.returncode == 0, again.stdout
+    assert {entry["outcome"] for entry in outcomes(report).values()} == {"ok"}
+    for host in GPU_HOSTS:
+        assert_serves(fleet, host)
+    assert set(fleet.backends().values()) == {"UP"}
+
+
+def test_too_few_healthy_backends_are_refused_before_anything_is_withdrawn(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.haproxy("; ".join(f"set server qwen/{host} state maint" for host in ("gpu2", "gpu3")))
+    kept = lives(fleet)
+    done = roll(fleet, tmp_path / "report.json", "--limit", "gpu1")
+    assert done.returncode != 0
+    assert outcomes(tmp_path / "report.json")["gpu1"]["failure"]["phase"] == "withdraw"
+    assert outcomes(tmp_path / "report.json")["gpu1"]["failure"]["verdict"] == "refused"
+    assert lives(fleet) == kept
+    assert fleet.backends()["gpu1"] == "UP"
+
+
+def test_a_host_that_does_not_become_ready_stays_withdrawn(fleet: Fleet, tmp_path: Path) -> None:
+    kept = lives(fleet)
+    fleet.run("gpu1", "mv /opt/models/tiny.gguf /opt/models/tiny.gguf.away")
+    try:
+        done = roll(fleet, tmp_path / "report.json")
+    finally:
+        fleet.run("gpu1", "mv /opt/models/tiny.gguf.away /opt/models/tiny.gguf")
+    assert done.returncode != 0
+    found = outcomes(tmp_path / "report.json")
+    assert set(found) == {"gpu1"}
+    assert (found["gpu1"]["outcome"], found["gpu1"]["failure"]["phase"]) == ("failed", "wait")
+    assert found["gpu1"]["failure"]["verdict"] in ("restart_loop", "dead")
+    assert fleet.backends()["gpu1"] != "UP"
+    assert lives_of(fleet, ["gpu2", "gpu3"]) == {name: kept[name] for name in ("gpu2", "gpu3")}
+    again = roll(fleet, tmp_path / "report.json", "--limit", "gpu1")
+    assert again.returncode == 0, again.stdout
+    assert_serves(fleet, "gpu1")
+
+
+def test_a_rollout_under_traffic_loses_nothing(fleet: Fleet, tmp_path: Path, traffic: t.Callable[..., Traffic]) -> None:
+    clients = traffic()
+    clients.wait_in_flight(20, streams=3)
+    done = roll(fleet, tmp_path / "report.json")
+    summary = clients.stop()
+    assert done.returncode == 0, done.stdout
+    assert summary["failed"] == 0, summary["failures"]
+    assert summary["requests"] > 20
+    assert summary["longest_stream"] >= 10
+
+
+def test_the_same_rollout_without_the_drain_does_lose_requests(
+    fleet: Fleet, tmp_path: Path, traffic: t.Callable[..., Traffic]
+) -> None:
+    clients = traffic()
+    clients.wait_in_flight(20, streams=3)
+    done = roll(fleet, tmp_path / "report.json", "-e", "clean_restart_drain=false")
+    summary = clients.stop()
+    assert done.returncode == 0, done.stdout
+    assert summary["failed"] > 0
+
+
+def test_stop_and_start_by_playbook(fleet: Fleet, tmp_path: Path) -> None:
+    where = ("-e", "service=qwen", "--limit", "gpu3", "-e", f"clean_restart_report={tmp_path / 'report.json'}")
+    fleet.playbook("stop", *where)
+    assert fleet.processes("gpu3") == []
+    assert fleet.unit("gpu3")["ActiveState"] == "inactive"
+    assert fleet.backends()["gpu3"] != "UP"
+    assert fleet.module("gpu3", "gpu_clear")["verdict"] == "clear"
+    fleet.playbook("stop", *where)
+    fleet.playbook("start", *where)
+    life = fleet.unit("gpu3")["InvocationID"]
+    assert_serves(fleet, "gpu3")
+    assert fleet.backends()["gpu3"] == "UP"
+    fleet.playbook("start", *where)
+    assert fleet.unit("gpu3")["InvocationID"] == life
+
+
+def test_the_gpu_check_of_the_inventory(fleet: Fleet) -> None:
+    fleet.playbook("stop", "-e", "service=qwen", "--limit", "gpu1")
+    done = fleet.playbook(
+        "gpu_clear_check", "-e", "gpuops_hosts=gpu_hosts", checked=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode != 0
+    assert "gpu1 gpu 0: clear, 0 MiB in use" in done.stdout
+    assert "gpu2 gpu 0: busy, 44000 MiB in use" in done.stdout
+    only = fleet.playbook("gpu_clear_check", "--limit", "gpu1", checked=False)
+    assert only.returncode == 0
+    fleet.lab("cut", "gpu1")
+    lost = fleet.playbook(
+        "gpu_clear_check", "--limit", "gpu1", checked=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert lost.returncode != 0
+    assert "gpu1: unknown, the host does not answer" in lost.stdout
+
+
+def test_the_units_are_those_of_the_lab(fleet: Fleet) -> None:
+    assert fleet.run("gpu3", "systemctl show -p KillMode --value " + UNITS["gpu3"]) == "process"
+    assert fleet.run("gpu1", "systemctl show -p KillMode --value " + UNITS["gpu1"]) == "mixed"
