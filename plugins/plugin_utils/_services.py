@@ -45,7 +45,6 @@ DEFAULTS: t.Dict[str, t.Any] = {
     "limit_memlock": "infinity",
     "tasks_max": "infinity",
 }
-HAPROXY_SOCKET = "/run/haproxy/admin.sock"
 START_MARGIN = 60
 
 
@@ -95,7 +94,7 @@ def _gateway_problems(service: Item, of: str) -> t.List[str]:
         return []
     if kind != "haproxy":
         return ['the gateway type "%s" %s is not known: use none or haproxy' % (kind, of)]
-    return ["the gateway %s has no %s" % (of, key) for key in ("host", "backend", "server") if not gateway.get(key)]
+    return ["the gateway %s has no %s" % (of, key) for key in ("host", "backend") if not gateway.get(key)]
 
 
 def _unmanaged_problems(service: Item, of: str) -> t.List[str]:

@@ -121,9 +121,9 @@ def _try(fresh: str, home: str) -> None:
     """Import everything once, where it does no harm yet. Compiled here, because later users may not write."""
     for folder in ("lib", "site"):
         compileall.compile_dir(os.path.join(fresh, folder), ddir=os.path.join(home, folder), quiet=2)
-    # An isolated interpreter, and our own folders first: this must not succeed through what the host happens to have.
+    # Without the site-packages of the host: this must not succeed through what it happens to have.
     tried = subprocess.run(
-        [sys.executable, "-I", "-c", TRIAL, os.path.join(fresh, "lib"), os.path.join(fresh, "site")],
+        [sys.executable, "-I", "-S", "-c", TRIAL, os.path.join(fresh, "lib"), os.path.join(fresh, "site")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         timeout=60,
