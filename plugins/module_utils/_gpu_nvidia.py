@@ -234,13 +234,15 @@ def _processes(pynvml: t.Any, handle: t.Any) -> t.Tuple[t.List[Facts], t.Dict[st
 
 
 def _first_known(pynvml: t.Any, name: str, handle: t.Any) -> t.Any:
-    """The list in the newest version that this driver knows: the binding asks only for the newest it knows itself."""
-    for suffix in ("", "_v2"):
-        function = getattr(pynvml, name + suffix, None)
-        if function is None:
-            continue
+    """The list in the newest version that both the binding and this driver know.
+
+    The name without a version is for bindings that have no other: elsewhere it raises an error of another kind when
+    the driver is older than the binding.
+    """
+    known = [name + suffix for suffix in ("_v3", "_v2") if hasattr(pynvml, name + suffix)]
+    for function in known or [name]:
         try:
-            return function(handle)
+            return getattr(pynvml, function)(handle)
         except pynvml.NVMLError as error:
             if error.value not in (FUNCTION_NOT_FOUND, VERSION_MISMATCH):
                 raise

@@ -82,3 +82,14 @@ def test_any_node(tmp_path):
     (tmp_path / "nvidia0").touch()
     assert _gpu_nodes.any_node(NVIDIA, str(tmp_path))
     assert not _gpu_nodes.any_node(NVIDIA, str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(("major", "minor", "holders"), [(195, 5, {5: [10]}), (195, 255, {}), (1, 3, {}), (0, 0, {})])
+def test_a_node_under_another_name_is_known_by_its_number(proc, monkeypatch, major, minor, holders):
+    proc(10, "/dev/gpu")
+
+    class Node:
+        st_rdev = os.makedev(major, minor)
+
+    monkeypatch.setattr(_gpu_nodes.os, "stat", lambda _path: Node)
+    assert scan(NVIDIA, proc=proc.root).holders == holders

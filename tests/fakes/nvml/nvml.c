@@ -284,7 +284,10 @@ static int list(Device *device, const char *function, int kind, unsigned *count,
 {
     Process all[MAX_PROCESSES];
     if (!device || !count) return INVALID;
-    int error = enter(device->index, function);
+    char versioned[96];
+    join(versioned, sizeof versioned, function, version == 3 ? "_v3" : version == 2 ? "_v2" : "_v1", "");
+    int error = enter(device->index, versioned);
+    if (!error) error = enter(device->index, function);
     if (error) return error;
     int n = processes(device->index, all);
     unsigned room = *count, found = 0;
