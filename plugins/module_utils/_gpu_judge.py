@@ -19,6 +19,10 @@ __all__ = ["DEFAULT_ALLOWED", "Device", "Holder", "Identity", "Options", "judge"
 Facts = t.Dict[str, t.Any]
 Rule = t.Mapping[str, t.Any]
 
+RETURNED = (
+    *("index", "uuid", "pci", "vendor", "name", "verdict", "reason", "detail"),
+    *("memory_used", "memory_total", "memory_basis"),
+)
 COMM_LENGTH = 15  # the kernel cuts process names
 NO_PERMISSION = 4
 
@@ -141,8 +145,7 @@ class Device:
         return "GPU %s" % (self.index if self.index is not None else '"%s"' % self.asked)
 
     def as_dict(self) -> t.Dict[str, t.Any]:
-        keys = "index uuid pci vendor name verdict reason detail memory_used memory_total memory_basis".split()
-        result = {key: getattr(self, key) for key in keys}
+        result = {key: getattr(self, key) for key in RETURNED}
         result["holders"] = [holder.as_dict() for holder in self.holders]
         return result
 

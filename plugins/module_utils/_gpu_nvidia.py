@@ -10,12 +10,15 @@ does not come back, the device it was busy with is the sick one, and a new child
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import typing as t
 
-from . import _bounded
-from . import _site  # noqa: F401
+from . import (
+    _bounded,
+    _site,  # noqa: F401
+)
 from ._deadline import Deadline
 from ._errors import MissingLibrary
 
@@ -151,10 +154,8 @@ def _look(report: _bounded.Report, only: t.Optional[t.Sequence[int]], skip: t.Se
         report(_library_error(error))
         return
     report({"count": count})
-    try:
+    with contextlib.suppress(pynvml.NVMLError):
         report({"driver_version": _text(pynvml.nvmlSystemGetDriverVersion())})
-    except pynvml.NVMLError:
-        pass
     for index in range(count) if only is None else only:
         if index in skip or index >= count:
             continue
@@ -200,10 +201,8 @@ def _device(pynvml: t.Any, index: int) -> Facts:
         facts["reason"] = CODES.get(error.value, "driver_error")
         facts["detail"] = "the driver answers: %s (code %d)" % (error, error.value)
         return facts
-    try:
+    with contextlib.suppress(pynvml.NVMLError):  # it decides nothing
         facts["utilization"] = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
-    except pynvml.NVMLError:
-        pass  # it decides nothing
     return facts
 
 

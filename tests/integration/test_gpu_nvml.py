@@ -15,7 +15,6 @@ import sys
 import time
 
 import pytest
-
 from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu, _gpu_nvidia
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import pytest
-
 from ansible_collections.gpuops.serving.plugins.module_utils import _gpu, _gpu_nvidia
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock, Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import pytest
-
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_judge import Identity, Options, allowed, judge
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_nodes import NodeFacts
 

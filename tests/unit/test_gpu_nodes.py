@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 import pytest
-
 from ansible_collections.gpuops.serving.plugins.module_utils import _gpu_nodes
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_nodes import NVIDIA, scan
 

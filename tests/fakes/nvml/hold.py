@@ -17,7 +17,6 @@ import ctypes
 import fcntl
 import os
 import sys
-import typing as t
 
 MIB = 1024 * 1024
 
