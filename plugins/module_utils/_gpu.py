@@ -254,7 +254,8 @@ def _check_count(reading: Reading, options: Options) -> None:
 def _warn(reading: Reading, nodes: _gpu_nodes.NodeFacts) -> None:
     if nodes.hidden:
         reading.warnings.append(
-            "the open files of %d processes could not be read: run as root to see every open device node" % nodes.hidden
+            "a device node may be open that is not seen: the open files of %d process%s could not be read%s"
+            % (nodes.hidden, "" if nodes.hidden == 1 else "es", "; run as root" if os.geteuid() else "")
         )
     for device in reading.devices:
         utilization = device.utilization or 0

@@ -247,7 +247,7 @@ def _by_holders(device: Device, unreadable: t.Mapping[str, int], nodes: NodeFact
         detail = "the driver shows neither its memory in use nor the processes on it"
         return device.decide("unknown", "processes_unreadable", detail)
     if nodes_missing or nodes.hidden:
-        detail = nodes_missing or "the open files of %d processes cannot be read" % nodes.hidden
+        detail = nodes_missing or "the open files of some processes cannot be read"
         return device.decide("unknown", "nodes_unreadable", "its memory in use is not known and %s" % detail)
     return device.decide("clear", "judged_by_holders", "the driver does not tell its memory in use; nobody holds it")
 
