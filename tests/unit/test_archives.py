@@ -23,11 +23,13 @@ import zipfile
 import pytest
 from ansible.executor.module_common import modify_module
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MODULES = sorted(name[:-3] for name in os.listdir(os.path.join(ROOT, "plugins", "modules")) if name.endswith(".py"))
 ROOMS = sorted(name[:-3] for name in os.listdir(os.path.join(ROOT, "plugins", "module_utils")) if name.endswith(".py"))
+init_plugin_loader()
 PREFIX = "ansible_collections/gpuops/serving/plugins/module_utils/"
 
 
