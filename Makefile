@@ -57,7 +57,8 @@ lint: venv ## yamllint, ruff, mypy and ansible-lint
 	$(BIN)/yamllint --strict .
 	$(BIN)/ruff check .
 	cd .cache/collections && MYPYPATH=. $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p ansible_collections.gpuops.serving.plugins
-	$(BIN)/mypy --config-file pyproject.toml tests/lab/lab.py tests/lab/traffic.py
+	MYPYPATH=tests/lab $(BIN)/mypy --config-file pyproject.toml -p gpulab
+	$(BIN)/mypy --config-file pyproject.toml tests/lab/traffic.py
 	$(VENV_PATH) $(BIN)/ansible-lint --offline --profile production
 
 .PHONY: unit

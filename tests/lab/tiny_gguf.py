@@ -11,6 +11,7 @@ import sys
 import gguf
 import numpy as np
 
+_LETTERS = 26
 _WIDTH, _LAYERS, _HEADS, _INNER, _CONTEXT = 64, 1, 2, 128, 65536
 
 
@@ -64,7 +65,10 @@ def write(path: str) -> None:
         writer.add_tensor(f"{prefix}ffn_up.weight", matrix(_INNER, _WIDTH))
         writer.add_tensor(f"{prefix}ffn_down.weight", matrix(_WIDTH, _INNER))
     writer.add_tensor("output_norm.weight", np.ones(_WIDTH, np.float32))
-    writer.add_tensor("output.weight", matrix(len(tokens), _WIDTH))
+    # Letters are all it ever says: a control token would end an answer, a byte would not be text.
+    output = 6 * matrix(len(tokens), _WIDTH)
+    output[: len(tokens) - 2 * _LETTERS] = 0
+    writer.add_tensor("output.weight", output)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--name", help="name of the lab")
     which.add_argument("--all", action="store_true", help="every lab that was started from this checkout")
     verbs.add_parser("status", help="list the labs of this machine")
-    run = verbs.add_parser("run", help="run a command on a host as root, whether its network works or not")
+    verbs.add_parser("run", help="run HOST -- COMMAND: as root, whether its network works or not")
     for verb, text in (
         ("cut", "pull the network cable of a host: packets are lost silently"),
         ("heal", "plug the cable in again"),
@@ -56,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     for verb in ("run", "cut", "heal", "reboot", "kill"):
         verbs.choices[verb].add_argument("--name", help="name of the lab, when several are up")
         verbs.choices[verb].add_argument("host", metavar="HOST")
-    run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     return parser
 
 
@@ -98,12 +97,11 @@ def _down(name: str | None) -> int:
     return 0
 
 
-def _on_host(args: argparse.Namespace) -> int:
+def _on_host(args: argparse.Namespace, words: list[str]) -> int:
     lifecycle.require()
     lab = state.find(args.name, args.host)
     host = lab.host(args.host)
     if args.verb == "run":
-        words = args.command[1:] if args.command[:1] == ["--"] else args.command
         if not words:
             raise LabError("no command was given: write run HOST -- COMMAND.")
         argv = machines.inside(host, words, terminal=sys.stdin.isatty() and sys.stdout.isatty())
@@ -121,7 +119,9 @@ def _on_host(args: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
-    args = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    split = given.index("--") if "--" in given else len(given)
+    args = _parser().parse_args(given[:split])
     try:
         if args.verb == "up":
             lab = lifecycle.up(check_lab_name(args.name), parse_hosts(args.host))
@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _down(args.name)
         if args.verb == "status":
             return _status()
-        return _on_host(args)
+        return _on_host(args, given[split + 1 :])
     except LabError as exc:
         print(f"lab: {exc}", file=sys.stderr)
         return 1

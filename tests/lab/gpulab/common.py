@@ -29,7 +29,7 @@ def command(*argv: str | Path, timeout: float = 60.0, text: str | None = None) -
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(
-            words, input=text, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=timeout, check=False
+            words, input=text, capture_output=True, text=True, timeout=timeout, check=False
         )
     except FileNotFoundError as exc:
         raise LabError(f"'{words[0]}' is not installed: run 'make prereqs'.") from exc

@@ -45,9 +45,7 @@ def _claim(name: str, hosts: list[HostSpec]) -> Lab:
         lab = Lab(name, index, str(REPO))
         for number, spec in enumerate(hosts, 1):
             lab.hosts.append(
-                Host(
-                    spec.name, spec.release, spec.role, spec.user, spec.legacy, number, network.address(index, number)
-                )
+                Host(spec.name, spec.release, spec.role, spec.user, spec.legacy, number, network.address(index, number))
             )
         lab.save()
     return lab
@@ -145,6 +143,8 @@ def _wait_for_new_leader(host: Host, old: int, timeout: float) -> None:
 def leftovers(name: str) -> list[str]:
     """Name what is left of a lab that should be gone; for tests."""
     found = [str(path) for path in (RUN / name, state.record(name)) if path.exists()]
-    found += [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if f"{RUN}/{name}/" in line]
+    found += [
+        line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines() if f"{RUN}/{name}/" in line
+    ]
     found += [str(group) for group in cgroups.groups(name) if group.exists()]
     return found

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -126,10 +127,8 @@ def power_off(lab: Lab, host: Host) -> None:
             os.close(handle)
     cgroups.kill(lab.name, host.name)
     cgroups.remove(lab.name, host.name)
-    try:
+    with contextlib.suppress(OSError):
         os.waitpid(host.pid, 0)  # only when this very process started it
-    except (ChildProcessError, OSError):
-        pass
 
 
 def unmount_lab(lab_folder: Path) -> None:

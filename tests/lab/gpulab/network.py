@@ -16,7 +16,7 @@ _MOST_LABS = 200
 
 def subnet(index: int) -> ipaddress.IPv4Network:
     """Return the subnet of the lab with this number."""
-    return ipaddress.ip_network(f"{_FIRST_OCTETS}.{index}.0/24")
+    return ipaddress.IPv4Network(f"{_FIRST_OCTETS}.{index}.0/24")
 
 
 def bridge_name(index: int) -> str:
@@ -89,7 +89,9 @@ def remove(index: int) -> None:
 
 def cable(leader: int) -> str:
     """Return the controller's end of the cable of the host whose init is *leader*."""
-    inside = json.loads(command("nsenter", "--target", str(leader), "--net", "ip", "-j", "link", "show", "dev", "host0"))
+    inside = json.loads(
+        command("nsenter", "--target", str(leader), "--net", "ip", "-j", "link", "show", "dev", "host0")
+    )
     peer = inside[0].get("link_index")
     for link in json.loads(command("ip", "-j", "link")):
         if link["ifindex"] == peer:

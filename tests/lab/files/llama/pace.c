@@ -12,9 +12,9 @@
 
 #include "llama.h"
 
-int32_t __real_llama_decode(struct llama_context * context, struct llama_batch batch);
+int32_t __real_llama_process(struct llama_context * context, enum llama_process_type type, struct llama_batch_ext * batch);
 
-int32_t __wrap_llama_decode(struct llama_context * context, struct llama_batch batch) {
+int32_t __wrap_llama_process(struct llama_context * context, enum llama_process_type type, struct llama_batch_ext * batch) {
     static long milliseconds = -1;
     if (milliseconds < 0) {
         const char * text = getenv("LAB_DECODE_MS");
@@ -22,7 +22,7 @@ int32_t __wrap_llama_decode(struct llama_context * context, struct llama_batch b
     }
     struct timespec end;
     clock_gettime(CLOCK_MONOTONIC, &end);
-    const int32_t result = __real_llama_decode(context, batch);
+    const int32_t result = __real_llama_process(context, type, batch);
     if (milliseconds > 0) {
         end.tv_nsec += (milliseconds % 1000) * 1000000L;
         end.tv_sec += milliseconds / 1000 + end.tv_nsec / 1000000000L;
