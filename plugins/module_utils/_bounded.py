@@ -25,6 +25,7 @@ __all__ = ("Outcome", "remember", "run", "stuck_child", "stuck_children")
 
 STUCK_FOLDER = "/run/gpuops/stuck"
 KILL_WAIT = 0.5
+TICK = 1.0
 
 Report = t.Callable[[t.Dict[str, t.Any]], None]
 
@@ -45,10 +46,16 @@ class Outcome:
         return self.status == "ok"
 
 
-def run(function: t.Callable[[Report], t.Any], timeout: float, key: t.Optional[str] = None) -> Outcome:
+def run(
+    function: t.Callable[[Report], t.Any],
+    timeout: float,
+    key: t.Optional[str] = None,
+    tick: t.Optional[t.Callable[[], None]] = None,
+) -> Outcome:
     """Call ``function(report)`` in a child and return its JSON-able value within ``timeout`` seconds.
 
     What the function passes to ``report`` before the limit is kept in ``partial``.
+    ``tick`` is called about once a second in the caller meanwhile; when it raises, the child is ended.
     A :class:`ServingError` raised in the child is raised here as well.
     """
     if key is not None:
@@ -62,7 +69,11 @@ def run(function: t.Callable[[Report], t.Any], timeout: float, key: t.Optional[s
         _child(function, reader, writer)
     os.close(writer)
     try:
-        lines, finished = _collect(reader, began + timeout)
+        lines, finished = _collect(reader, began + timeout, tick)
+    except BaseException:
+        _kill(pid)
+        _reap(pid)
+        raise
     finally:
         os.close(reader)
     outcome = _settle(pid, lines, finished, timeout, key)
@@ -135,7 +146,9 @@ def _write(writer: int, record: t.Dict[str, t.Any]) -> None:
         data = data[os.write(writer, data) :]
 
 
-def _collect(reader: int, end: float) -> t.Tuple[t.List[t.Dict[str, t.Any]], bool]:
+def _collect(
+    reader: int, end: float, tick: t.Optional[t.Callable[[], None]] = None
+) -> t.Tuple[t.List[t.Dict[str, t.Any]], bool]:
     """Records that arrive before ``end``, and whether the child closed its side by then."""
     pending = b""
     records: t.List[t.Dict[str, t.Any]] = []
@@ -145,7 +158,9 @@ def _collect(reader: int, end: float) -> t.Tuple[t.List[t.Dict[str, t.Any]], boo
         left = end - time.monotonic()
         if left <= 0:
             return records, False
-        if not poller.poll(left * 1000.0):
+        if not poller.poll((left if tick is None else min(left, TICK)) * 1000.0):
+            if tick is not None:
+                tick()
             continue
         chunk = os.read(reader, 65536)
         if not chunk:

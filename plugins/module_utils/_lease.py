@@ -98,6 +98,19 @@ def renew(service: t.Optional[str], run_id: t.Optional[str], phase: t.Optional[s
         _write(service, run_id, current.controller, phase or current.phase, current.since)
 
 
+def keeper(service: t.Optional[str], run_id: t.Optional[str], every: float = 5.0) -> t.Callable[[], None]:
+    """A function to call often during a long wait: it renews the lease, but not more often than ``every`` seconds."""
+    last = [float("-inf")]
+
+    def keep() -> None:
+        now = time.monotonic()
+        if now - last[0] >= every:
+            renew(service, run_id)
+            last[0] = now
+
+    return keep
+
+
 def release(service: str, run_id: str) -> bool:
     """Give the lease back; says whether there was one to give back. Another run's fresh lease is left alone."""
     with _file_lock(service):

@@ -1,0 +1,107 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""HAProxy through its runtime socket."""
+
+from __future__ import annotations
+
+import csv
+import re
+import socket
+import time
+import typing as t
+
+from ._errors import ServingError, UsageError
+from ._gateways import Server
+
+__all__ = ("Haproxy", "parse")
+
+CALL_TIMEOUT = 5.0
+MAX_BYTES = 16 << 20
+WORD = re.compile(r"[A-Za-z0-9_.:-]+\Z")
+
+
+class Haproxy:
+    """One backend of a running HAProxy."""
+
+    def __init__(self, path: str, backend: str, server: str) -> None:
+        for what, word in (("backend", backend), ("server", server)):
+            if not WORD.match(word):
+                raise UsageError('the %s name "%s" is not one that HAProxy can have' % (what, word))
+        self.path, self.backend, self.server = path, backend, server
+
+    def servers(self) -> t.Dict[str, Server]:
+        found = parse(self._ask("show stat"), self._ask("show servers state"), self.backend)
+        if not found:
+            raise ServingError('the backend "%s" does not exist in the gateway at "%s"' % (self.backend, self.path))
+        if self.server not in found:
+            raise ServingError(
+                'the server "%s" does not exist in the backend "%s": it has %s'
+                % (self.server, self.backend, ", ".join('"%s"' % name for name in sorted(found)))
+            )
+        return found
+
+    def set_state(self, server: str, state: str) -> None:
+        word = "drain" if state == "drained" else "ready"
+        said = self._ask("set server %s/%s state %s" % (self.backend, server, word)).strip()
+        if said:
+            remedy = ': give its "stats socket" the level admin' if "denied" in said.lower() else ""
+            said = said.rstrip(".") + remedy
+            raise ServingError('the gateway refuses to change the server "%s": %s' % (server, said))
+
+    def _ask(self, command: str) -> str:
+        """One command, one answer; bounded in time and size."""
+        end = time.monotonic() + CALL_TIMEOUT
+        parts: t.List[bytes] = []
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+                link.settimeout(CALL_TIMEOUT)
+                link.connect(self.path)
+                link.sendall(command.encode("ascii") + b"\n")
+                while sum(map(len, parts)) < MAX_BYTES:
+                    link.settimeout(max(0.01, end - time.monotonic()))
+                    part = link.recv(65536)
+                    if not part:
+                        break
+                    parts.append(part)
+        except socket.timeout:
+            raise ServingError(
+                'the gateway at "%s" does not answer "%s" within %g s' % (self.path, command, CALL_TIMEOUT)
+            ) from None
+        except OSError as error:
+            raise ServingError('the gateway at "%s" cannot be asked: %s' % (self.path, error.strerror)) from error
+        return b"".join(parts).decode("utf-8", "replace")
+
+
+def parse(statistics: str, state: str, backend: str) -> t.Dict[str, Server]:
+    """The servers of a backend, from ``show stat`` (sessions, health) and ``show servers state`` (what was told)."""
+    told = _told(state, backend)
+    found = {}
+    for row in csv.DictReader(statistics.lstrip("# ").splitlines()):
+        name = row.get("svname", "")
+        if row.get("pxname") != backend or name not in told:
+            continue
+        found[name] = Server(
+            admin=told[name],
+            operational=row["status"],
+            # Requests that wait for this very server will still be sent to it.
+            sessions=int(row["scur"] or 0) + int(row["qcur"] or 0),
+            weight=int(row["weight"] or 0),
+            checked=row["status"] != "no check",
+        )
+    return found
+
+
+def _told(state: str, backend: str) -> t.Dict[str, str]:
+    """The administrative state by server: in srv_admin_state, 1, 2, 4 and 32 mean maintenance, 8 and 16 drain."""
+    lines = state.splitlines()
+    heads = next((line[1:].split() for line in lines if line.startswith("#")), [])
+    told = {}
+    for line in lines:
+        row = dict(zip(heads, line.split()))
+        if line.startswith("#") or row.get("be_name") != backend:
+            continue
+        bits = int(row["srv_admin_state"])
+        told[row["srv_name"]] = "maint" if bits & 0x27 else "drain" if bits & 0x18 else "ready"
+    return told

@@ -1,0 +1,308 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The one-token probe: does a token come back, from the right model, and through the intended route?"""
+
+from __future__ import annotations
+
+import json
+import threading
+import typing as t
+import uuid
+from dataclasses import asdict, dataclass
+
+from . import _bounded, _http
+from ._engines import Profile
+
+__all__ = ("DIRECT", "ROUTE", "Question", "Side", "judge", "overall", "probe", "same_model", "worst")
+
+DIRECT, ROUTE = "direct", "route"
+EXCERPT = 200
+# From harmless to grave; of several attempts the gravest is the verdict.
+GRAVITY = (
+    "ok",
+    "slow",
+    "busy",
+    "route_broken",
+    "empty_response",
+    "error_response",
+    "wrong_model",
+    "misconfigured",
+    "auth_error",
+    "wedged",
+    "dead",
+)
+# What a route can get wrong by itself while the engine behind it is fine; the rest keeps its own word.
+ROUTE_FAULTS = ("wedged", "dead", "error_response", "empty_response", "misconfigured")
+
+Reply = t.Dict[str, t.Any]
+Fetch = t.Callable[[_http.Request], _http.Answer]
+
+
+class Question(t.NamedTuple):
+    """What to ask for one token. Without a model, the first that the server lists is asked."""
+
+    profile: Profile
+    model: t.Optional[str] = None
+    endpoint: str = "auto"
+    prompt: t.Optional[str] = None
+
+
+@dataclass
+class Side:
+    """The outcome of one probe of one URL."""
+
+    verdict: str
+    url: str = ""
+    endpoint: t.Optional[str] = None
+    status: t.Optional[int] = None
+    ttft: t.Optional[float] = None
+    total: float = 0.0
+    model: t.Optional[str] = None
+    tokens: t.Optional[int] = None
+    error: str = ""
+
+    def as_dict(self) -> t.Dict[str, t.Any]:
+        result = asdict(self)
+        for key in ("ttft", "total"):
+            if result[key] is not None:
+                result[key] = round(result[key], 3)
+        return result
+
+
+def probe(
+    sides: t.Mapping[str, str],
+    question: Question,
+    access: _http.Access,
+    timeout: float,
+    tick: t.Optional[t.Callable[[], None]] = None,
+) -> t.Dict[str, Side]:
+    """Probe one or more URLs at the same time, all within ``timeout`` seconds.
+
+    Whatever has not answered by then is cut off and its connection closed, so that probes never pile up.
+    """
+
+    def work(report: t.Callable[[Reply], None]) -> None:
+        lock = threading.Lock()
+
+        def one(name: str, url: str) -> None:
+            def note(part: Reply) -> None:
+                with lock:
+                    report({"side": name, "note": part})
+
+            try:
+                side = _ask(url, question, lambda request: _http.exchange(request, access, timeout, note))
+            except Exception as error:
+                side = Side("error_response", url, error="%s: %s" % (type(error).__name__, error))
+            with lock:
+                report({"side": name, "result": asdict(side)})
+
+        threads = [threading.Thread(target=one, args=item, daemon=True) for item in sides.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    for url in sides.values():
+        _http.join(url, "/")  # a URL that cannot be used is the caller's mistake, not the server's
+    outcome = _bounded.run(work, timeout, tick=tick)
+    found: t.Dict[str, Side] = {}
+    for name, url in sides.items():
+        rows = [row for row in outcome.partial if row["side"] == name]
+        results = [row["result"] for row in rows if "result" in row]
+        if results:
+            found[name] = Side(**results[0])
+        else:
+            answer = _http.unfinished(url, (row["note"] for row in rows), timeout)
+            found[name] = Side("wedged", url, status=answer.status, total=timeout, error=answer.error)
+            if answer.events:
+                found[name].error = "%d stream events, but no end of the answer within %g s" % (
+                    len(answer.events),
+                    timeout,
+                )
+    return found
+
+
+def _ask(url: str, question: Question, fetch: Fetch) -> Side:
+    """Ask for a token; fall back where the server lacks an endpoint or does not know streaming."""
+    model = question.model
+    if model is None:
+        answer = fetch(_http.Request("GET", _http.join(url, question.profile.models)))
+        bad = failure(answer)
+        if bad is not None:
+            return Side(bad[0], answer.url, status=answer.status, total=answer.elapsed, error=bad[1])
+        model = next(iter(listed_models(answer.body)), None)
+    side = Side("misconfigured", url, error="no endpoint to ask")
+    for kind, path in question.profile.endpoints:
+        if question.endpoint not in ("auto", kind):
+            continue
+        target = _http.join(url, path)
+        for stream in (True, False):
+            answer = fetch(_http.Request("POST", target, _body(kind, model, question.prompt, stream), stream))
+            side = judge(answer, kind, model)
+            if answer.status not in (400, 415, 422):
+                break
+        if not _lacks_endpoint(answer):
+            break
+    return side
+
+
+def _body(kind: str, model: t.Optional[str], prompt: t.Optional[str], stream: bool) -> Reply:
+    # A prompt that was never sent before: no cache on the way can answer it.
+    text = prompt or "Probe %s: continue." % uuid.uuid4().hex
+    body: Reply = {"max_tokens": 1, "temperature": 0}
+    if model is not None:
+        body["model"] = model
+    if kind == "chat":
+        body["messages"] = [{"role": "user", "content": text}]
+    else:
+        body["prompt"] = text
+    if stream:
+        body.update(stream=True, stream_options={"include_usage": True})
+    return body
+
+
+def _lacks_endpoint(answer: _http.Answer) -> bool:
+    if answer.outcome != "answered" or answer.status not in (404, 405, 501):
+        return False
+    return "model" not in answer.body.lower()
+
+
+def failure(answer: _http.Answer) -> t.Optional[t.Tuple[str, str]]:
+    """The verdict and its reason for an answer that is no success, whatever was asked."""
+    by_outcome = {
+        "timeout": "wedged",
+        "refused": "dead",
+        "broken": "error_response",
+        "too_large": "error_response",
+        "unresolved": "misconfigured",
+        "tls": "misconfigured",
+        "redirected": "misconfigured",
+    }
+    if answer.outcome != "answered":
+        return by_outcome[answer.outcome], answer.error
+    status = answer.status or 0
+    if status in (401, 403):
+        return "auth_error", "status %d: the API key is %s" % (status, "refused" if status == 401 else "not allowed to")
+    if status == 429:
+        return "busy", "status 429: %s" % _excerpt(answer)
+    if status == 404 and "model" in answer.body.lower() and not answer.html:
+        return "wrong_model", "status 404: %s" % _excerpt(answer)
+    if status != 200:
+        return "error_response", "status %d: %s" % (status, _excerpt(answer))
+    if answer.html:
+        return "misconfigured", "the answer is an HTML page, so this is not an inference server"
+    return None
+
+
+def judge(answer: _http.Answer, kind: str, model: t.Optional[str]) -> Side:
+    """What the answer to a one-token request proves."""
+    side = Side("ok", answer.url, kind, answer.status, None, answer.elapsed)
+    bad = failure(answer)
+    if bad is not None:
+        side.verdict, side.error = bad
+        return side
+    replies = _replies(answer)
+    for at, reply in replies:
+        if reply.get("error") and not reply.get("choices"):
+            side.verdict, side.error = "error_response", "status 200 with an error: %s" % str(reply["error"])[:EXCERPT]
+            return side
+        side.model = reply.get("model") or side.model
+        usage = reply.get("usage")
+        count = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if isinstance(count, int):
+            side.tokens = count
+        if side.ttft is None and (_content(reply, kind) or (side.tokens or 0) >= 1):
+            side.ttft = at
+    if not replies:
+        side.verdict, side.error = "error_response", "the answer is not JSON: %s" % _excerpt(answer)
+    elif model is not None and side.model is not None and not same_model(model, side.model):
+        side.verdict = "wrong_model"
+        side.error = 'the model "%s" answered instead of "%s"' % (side.model, model)
+    elif side.ttft is None:
+        side.verdict, side.error = "empty_response", "status 200, but no token"
+    elif side.tokens is None:
+        side.tokens = 1
+    return side
+
+
+def _replies(answer: _http.Answer) -> t.List[t.Tuple[float, Reply]]:
+    """The JSON objects of an answer, streamed or not, each with the time it came at."""
+    texts = answer.events or [(answer.elapsed, answer.body)]
+    found = []
+    for at, text in texts:
+        try:
+            reply = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(reply, dict):
+            found.append((at, reply))
+    return found
+
+
+def _content(reply: Reply, kind: str) -> bool:
+    """Whether a reply carries a token. The first one of a healthy engine may decode to an empty text."""
+    choices = reply.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if not isinstance(choice, dict):
+            continue
+        part = choice.get("delta") or choice.get("message") or {}
+        words = (choice.get("text"), part.get("content"), part.get("reasoning_content"), part.get("reasoning"))
+        # "length" says that the one token that was asked for has been made.
+        if any(words) or choice.get("finish_reason") == "length":
+            return True
+    return False
+
+
+def listed_models(body: str) -> t.List[str]:
+    """The ids in a list of models, as OpenAI shapes it; empty for anything else."""
+    try:
+        rows = json.loads(body)["data"]
+        return [str(row["id"]) for row in rows]
+    except (ValueError, KeyError, TypeError):
+        return []
+
+
+def same_model(wanted: str, got: str) -> bool:
+    """Gateways add or drop what stands before the last slash."""
+    return wanted == got or wanted.rpartition("/")[2] == got.rpartition("/")[2]
+
+
+def _excerpt(answer: _http.Answer) -> str:
+    text = " ".join(answer.body.split())[:EXCERPT]
+    return text or "an empty answer"
+
+
+def slow(side: Side, max_ttft: t.Optional[float], max_total: t.Optional[float], usual: float) -> Side:
+    """Turn an ok side into ``slow`` when it took longer than a limit, or than ``usual`` where none is set."""
+    if side.verdict != "ok":
+        return side
+    if max_ttft is not None and side.ttft is not None and side.ttft > max_ttft:
+        side.verdict, side.error = "slow", "the first token took %.2f s, more than %g s" % (side.ttft, max_ttft)
+    elif max_total is not None and side.total > max_total:
+        side.verdict, side.error = "slow", "the answer took %.2f s, more than %g s" % (side.total, max_total)
+    elif max_ttft is None and max_total is None and side.total > usual:
+        side.verdict, side.error = "slow", "the answer took %.2f s" % side.total
+    return side
+
+
+def worst(words: t.Iterable[str]) -> str:
+    return max(words, key=GRAVITY.index)
+
+
+def overall(direct: t.Optional[Side], route: t.Optional[Side]) -> t.Tuple[str, str]:
+    """The verdict over both sides and the sentence that explains it."""
+    if direct is not None and direct.verdict not in ("ok", "slow"):
+        return direct.verdict, "%s: %s" % (direct.url, direct.error)
+    if route is not None and route.verdict not in ("ok", "slow"):
+        if direct is not None and route.verdict in ROUTE_FAULTS:
+            return "route_broken", "the engine generates, but the route does not: %s: %s" % (route.url, route.error)
+        return route.verdict, "%s: %s" % (route.url, route.error)
+    sides = [side for side in (direct, route) if side is not None]
+    verdict = worst(side.verdict for side in sides)
+    if verdict == "slow":
+        return verdict, "; ".join("%s: %s" % (side.url, side.error) for side in sides if side.verdict == "slow")
+    return "ok", "a token came back %s" % " and ".join(
+        "%s after %.2f s" % ("directly" if side is direct else "through the route", side.ttft or 0.0) for side in sides
+    )

@@ -1,0 +1,267 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""One HTTP request with a hard total deadline.
+
+The timeouts of HTTP libraries bound a single read: a server that trickles one byte a second outlives them. So the
+exchange runs in a child that is killed at the deadline, which also closes the connection.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+import time
+import typing as t
+from dataclasses import dataclass, field
+from urllib.parse import urljoin, urlsplit
+
+from . import (
+    _bounded,
+    _site,  # noqa: F401
+)
+from ._errors import UsageError
+
+try:
+    import requests
+    from urllib3.exceptions import HTTPError as TransportError
+except ImportError:
+    requests = None  # type: ignore[assignment]
+    TransportError = OSError  # type: ignore[assignment,misc]
+
+__all__ = ("Access", "Answer", "Request", "exchange", "fetch", "join", "unfinished")
+
+MAX_BYTES = 1 << 20
+MAX_EVENTS = 256
+MAX_REDIRECTS = 3
+CHUNK = 65536
+SYSTEM_CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+
+Note = t.Callable[[t.Dict[str, t.Any]], None]
+
+
+class Access(t.NamedTuple):
+    """How to authenticate to a server, and how it proves itself."""
+
+    api_key: t.Optional[str] = None
+    headers: t.Mapping[str, t.Any] = {}
+    validate_certs: bool = True
+    ca_path: t.Optional[str] = None
+
+
+class Request(t.NamedTuple):
+    """What to ask. With ``stream``, the answer is read as server-sent events."""
+
+    method: str
+    url: str
+    body: t.Optional[t.Dict[str, t.Any]] = None
+    stream: bool = False
+
+
+@dataclass
+class Answer:
+    """What came back.
+
+    ``outcome`` is ``answered`` (a whole answer, of whatever status), ``timeout``, ``refused`` (nothing listens, or it
+    hung up without a word), ``unresolved``, ``tls``, ``broken`` (ended in the middle), ``too_large`` or ``redirected``.
+    """
+
+    url: str
+    outcome: str = "answered"
+    status: t.Optional[int] = None
+    content_type: str = ""
+    body: str = ""
+    events: t.List[t.Tuple[float, str]] = field(default_factory=list)
+    first_byte: t.Optional[float] = None
+    elapsed: float = 0.0
+    error: str = ""
+
+    @property
+    def html(self) -> bool:
+        return "html" in self.content_type or self.body.lstrip()[:15].lower().startswith(("<!doctype html", "<html"))
+
+
+def join(base: str, path: str) -> str:
+    """The URL of an endpoint. A base that ends in /v1, as clients of OpenAI are given it, is understood too."""
+    parts = urlsplit(base)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UsageError('the URL "%s" is not usable: it must be http://HOST:PORT or https://HOST:PORT' % base)
+    base = base.rstrip("/")
+    if base.endswith("/v1") and path.startswith("/v1/"):
+        base = base[: -len("/v1")]
+    return base + path
+
+
+def fetch(request: Request, access: Access, timeout: float, tick: t.Optional[t.Callable[[], None]] = None) -> Answer:
+    """Make one request. Whatever the server does, this returns within ``timeout`` seconds."""
+
+    def work(report: Note) -> t.Dict[str, t.Any]:
+        return vars(exchange(request, access, timeout, report))
+
+    outcome = _bounded.run(work, timeout, tick=tick)
+    if outcome.status == "ok":
+        return Answer(**outcome.value)
+    answer = unfinished(request.url, outcome.partial, timeout)
+    if outcome.status == "error":
+        answer.outcome, answer.error = "broken", outcome.error
+    return answer
+
+
+def unfinished(url: str, notes: t.Iterable[t.Dict[str, t.Any]], timeout: float) -> Answer:
+    """What is known of an exchange that the deadline cut off."""
+    answer = Answer(url=url, outcome="timeout", elapsed=timeout)
+    for note in notes:
+        if "event" in note:
+            answer.events.append((note["at"], note["event"]))
+        else:
+            answer.status, answer.content_type, answer.first_byte = note["status"], note["content_type"], note["at"]
+    if answer.status is None:
+        answer.error = "no answer within %g s" % timeout
+    else:
+        answer.error = "status %d after %.1f s, but no end of the answer within %g s" % (
+            answer.status,
+            answer.first_byte or 0.0,
+            timeout,
+        )
+    return answer
+
+
+def exchange(request: Request, access: Access, timeout: float, note: Note) -> Answer:
+    """The exchange itself, unbounded: call it in a child only. ``note`` gets what is worth keeping if it is cut off."""
+    began = time.monotonic()
+    answer = Answer(url=request.url)
+    try:
+        with requests.Session() as session:
+            # Neither proxies nor credentials from the environment: the key goes to the named host and nowhere else.
+            session.trust_env = False
+            response = _open(session, request, access, timeout, answer)
+            if response is not None:
+                with response:
+                    answer.first_byte = time.monotonic() - began
+                    answer.status = response.status_code
+                    answer.content_type = response.headers.get("content-type", "").lower()
+                    note({"status": answer.status, "content_type": answer.content_type, "at": answer.first_byte})
+                    _read(response, request.stream, answer, began, note)
+    except (requests.RequestException, TransportError, OSError, ValueError) as error:
+        answer.outcome, answer.error = _explain(error, answer)
+    answer.elapsed = time.monotonic() - began
+    return answer
+
+
+def _open(session: t.Any, request: Request, access: Access, timeout: float, answer: Answer) -> t.Optional[t.Any]:
+    """The response, after redirects within the same origin; one that leads elsewhere is not followed."""
+    headers = {"Accept-Encoding": "identity", "User-Agent": "gpuops.serving"}
+    headers.update({str(name): str(value) for name, value in (access.headers or {}).items()})
+    if access.api_key:
+        headers["Authorization"] = "Bearer " + access.api_key
+    url = request.url
+    for _ in range(MAX_REDIRECTS + 1):
+        response = session.request(
+            request.method,
+            url,
+            json=request.body,
+            headers=headers,
+            stream=True,
+            allow_redirects=False,
+            verify=_verify(access),
+            timeout=timeout,
+        )
+        if not response.is_redirect:
+            return response
+        target = urljoin(url, response.headers["location"])
+        answer.status = response.status_code
+        response.close()
+        if _origin(target) != _origin(url) or (request.method != "GET" and response.status_code not in (307, 308)):
+            answer.outcome = "redirected"
+            answer.error = 'redirected to "%s", which is not followed' % target
+            return None
+        url = target
+    answer.outcome, answer.error = "redirected", "more than %d redirects" % MAX_REDIRECTS
+    return None
+
+
+def _verify(access: Access) -> t.Union[bool, str]:
+    if not access.validate_certs:
+        return False
+    if access.ca_path:
+        return access.ca_path
+    # The system's certificates, where an internal authority is installed, rather than those that travel with requests.
+    return next((path for path in SYSTEM_CA_FILES if os.path.exists(path)), True)
+
+
+def _origin(url: str) -> t.Tuple[str, str, t.Optional[int]]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+def _chunks(response: t.Any) -> t.Iterator[bytes]:
+    """The body as it arrives. Older urllib3 can hand out less than a full block only of a chunked body."""
+    read1 = getattr(response.raw, "read1", None)
+    if read1 is None:
+        yield from response.iter_content(512)
+        return
+    while True:
+        chunk = read1(CHUNK)
+        if not chunk:
+            return
+        yield chunk
+
+
+def _read(response: t.Any, stream: bool, answer: Answer, began: float, note: Note) -> None:
+    events = stream and "text/event-stream" in answer.content_type
+    size, parts, pending = 0, [], b""
+    for chunk in _chunks(response):
+        size += len(chunk)
+        if size > MAX_BYTES:
+            answer.outcome = "too_large"
+            answer.error = "the answer is larger than %d KiB" % (MAX_BYTES // 1024)
+            break
+        if not events:
+            parts.append(chunk)
+            continue
+        *lines, pending = (pending + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:") and len(answer.events) < MAX_EVENTS:
+                at, text = time.monotonic() - began, line[5:].strip().decode("utf-8", "replace")
+                answer.events.append((at, text))
+                note({"event": text, "at": at})
+    answer.body = b"".join(parts)[:MAX_BYTES].decode("utf-8", "replace")
+
+
+def _causes(error: BaseException) -> t.Iterator[BaseException]:
+    """An error and everything that it wraps."""
+    pending, seen = [error], set()
+    while pending:
+        one = pending.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        inner = [one.__cause__, one.__context__, getattr(one, "reason", None), *one.args]
+        pending.extend(item for item in inner if isinstance(item, BaseException))
+
+
+def _explain(error: BaseException, answer: Answer) -> t.Tuple[str, str]:
+    """The outcome and one sentence for a failed exchange."""
+    causes = list(_causes(error))
+    numbers = [cause.errno for cause in causes if isinstance(cause, OSError) and cause.errno is not None]
+    for cause in causes:
+        if isinstance(cause, ssl.SSLError):
+            return "tls", "TLS failed: %s" % (getattr(cause, "verify_message", "") or cause.reason or cause)
+        if isinstance(cause, socket.gaierror):
+            return "unresolved", "the host name cannot be resolved: %s" % cause.strerror
+        if isinstance(cause, requests.exceptions.Timeout):
+            return "timeout", "no connection or no answer in time"
+    if errno.ECONNREFUSED in numbers:
+        return "refused", "connection refused"
+    if errno.EHOSTUNREACH in numbers or errno.ENETUNREACH in numbers:
+        return "refused", "no route to the host"
+    if answer.status is None and any(isinstance(cause, ConnectionError) for cause in causes):
+        # A forwarder whose engine is gone accepts and hangs up.
+        return "refused", "the connection was closed without an answer"
+    if answer.status is None:
+        return "broken", "the answer is not HTTP: %s" % type(causes[-1]).__name__
+    return "broken", "the answer ended in the middle, after status %d" % answer.status

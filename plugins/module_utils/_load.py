@@ -1,0 +1,169 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""How busy an engine is, from its Prometheus metrics, and what counts as idle."""
+
+from __future__ import annotations
+
+import math
+import re
+import typing as t
+
+from . import _http
+from ._deadline import Deadline
+from ._engines import Profile
+
+__all__ = ("IdleWait", "Load", "Reading", "load_of", "moved", "parse", "read", "reading_of", "wait_idle")
+
+Samples = t.Dict[str, t.List[float]]
+
+# Exposition format: NAME{labels} VALUE [timestamp]. A label value may hold braces and escaped quotes.
+SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z')
+CONFIRMATIONS = 2
+
+
+class Load(t.NamedTuple):
+    """What an engine says of itself; None where it does not say."""
+
+    running: t.Optional[float] = None
+    waiting: t.Optional[float] = None
+    kv_use: t.Optional[float] = None
+    tokens: t.Mapping[str, float] = {}
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing running and nothing waiting."""
+        return self.running == 0 and not self.waiting
+
+    def as_dict(self) -> t.Dict[str, t.Any]:
+        return {"running": self.running, "waiting": self.waiting, "kv_use": self.kv_use, "tokens": dict(self.tokens)}
+
+
+class Reading(t.NamedTuple):
+    """One look at the metrics: the load, or why there is none (``absent`` or ``unknown``)."""
+
+    load: t.Optional[Load]
+    why: str = ""
+    error: str = ""
+
+
+def parse(text: str) -> Samples:
+    """Every value of every metric. Lines that are not samples are left out."""
+    samples: Samples = {}
+    for line in text.splitlines():
+        found = SAMPLE.match(line.strip())
+        if found is None:
+            continue
+        try:
+            value = float(found.group(2))
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            samples.setdefault(found.group(1), []).append(value)
+    return samples
+
+
+def load_of(profile: Profile, samples: Samples) -> Load:
+    """Gauges of several ranks add up; of the use of caches the fullest counts."""
+
+    def first(names: t.Tuple[str, ...]) -> t.Optional[t.List[float]]:
+        return next((samples[name] for name in names if name in samples), None)
+
+    running, waiting, kv_use = first(profile.running), first(profile.waiting), first(profile.kv_use)
+    return Load(
+        running=None if running is None else sum(running),
+        waiting=None if waiting is None else sum(waiting),
+        kv_use=None if kv_use is None else max(kv_use),
+        tokens={name: sum(samples[name]) for name in profile.tokens if name in samples},
+    )
+
+
+def moved(before: t.Optional[Load], after: t.Optional[Load]) -> t.Optional[bool]:
+    """Whether a token counter moved between two looks; None when there is none to compare."""
+    if before is None or after is None:
+        return None
+    names = set(before.tokens) & set(after.tokens)
+    if not names:
+        return None
+    return any(before.tokens[name] != after.tokens[name] for name in names)
+
+
+def reading_of(profile: Profile, answer: _http.Answer) -> Reading:
+    """What an answer to the request for the metrics says."""
+    if answer.outcome == "refused":
+        return Reading(None, "absent", "nothing answers at %s: %s" % (answer.url, answer.error))
+    if answer.outcome != "answered":
+        return Reading(None, "unknown", "%s: %s" % (answer.url, answer.error))
+    if answer.status != 200:
+        remedy = "" if answer.status in (401, 403) or not profile.metrics_remedy else ": " + profile.metrics_remedy
+        return Reading(None, "unknown", "%s answers with status %s%s" % (answer.url, answer.status, remedy))
+    load = load_of(profile, parse(answer.body))
+    for names, value in ((profile.running, load.running), (profile.waiting, load.waiting)):
+        if names and value is None:
+            return Reading(None, "unknown", "%s has no metric %s" % (answer.url, " or ".join(names)))
+    return Reading(load)
+
+
+def read(profile: Profile, url: str, access: _http.Access, timeout: float) -> Reading:
+    """One look at the metrics of an engine."""
+    if profile.metrics is None:
+        # Whether anything listens at all can still be told.
+        answer = _http.fetch(_http.Request("GET", _http.join(url, profile.models)), access, timeout)
+        if answer.outcome == "refused":
+            return reading_of(profile, answer)
+        return Reading(None, "unknown", 'the engine profile "%s" knows no metrics' % profile.name)
+    return reading_of(profile, _http.fetch(_http.Request("GET", _http.join(url, profile.metrics)), access, timeout))
+
+
+class IdleWait(t.NamedTuple):
+    """How a wait for an idle engine ended: ``idle``, ``busy``, ``absent`` or ``unknown``."""
+
+    verdict: str
+    msg: str
+    load: t.Optional[Load]
+    readings: int
+
+
+def wait_idle(
+    look: t.Callable[[float], Reading],
+    deadline: Deadline,
+    interval: float,
+    tick: t.Callable[[], None] = lambda: None,
+) -> IdleWait:
+    """Idle is two looks in a row with nothing running, nothing waiting, and token counters that stood still between.
+
+    A gauge alone is weak: engines are known that report zero while they are wedged with requests inside.
+    """
+    quiet, readings = 0, 0
+    before: t.Optional[Load] = None
+    last_chance = False
+    while True:
+        tick()
+        last = look(max(deadline.remaining, 1.0))
+        readings += 1
+        load = last.load
+        if last.why == "absent":
+            return IdleWait("absent", "there is nothing to drain: %s" % last.error, None, readings)
+        if load is None or not load.quiet:
+            quiet = 0
+        elif moved(before, load):
+            quiet = 1
+        else:
+            quiet += 1
+        if quiet >= CONFIRMATIONS:
+            return IdleWait("idle", "the engine is idle: nothing runs and nothing waits", load, readings)
+        if last_chance or (deadline.expired and not quiet):
+            break
+        # A first quiet look at the very end is confirmed by one more, which costs one interval.
+        last_chance = deadline.expired
+        before = load
+        deadline.clock.sleep(interval if last_chance else deadline.clamp(interval))
+    if last.load is None:
+        return IdleWait("unknown", "it is not known whether the engine is idle: %s" % last.error, None, readings)
+    return IdleWait("busy", _busy(last.load, deadline.seconds), last.load, readings)
+
+
+def _busy(load: Load, seconds: float) -> str:
+    waiting = "" if load.waiting is None else ", %g waiting" % load.waiting
+    return "the engine is still busy after %g s: %g running%s" % (seconds, load.running or 0, waiting)

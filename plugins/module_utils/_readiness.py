@@ -1,0 +1,385 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The ladder from "the unit is active" to "a token came back", and the verdict of a wait on it."""
+
+from __future__ import annotations
+
+import json
+import typing as t
+from dataclasses import dataclass, field
+
+from . import _generation, _http
+from ._deadline import Deadline
+from ._engines import Profile
+from ._progress import Activity, Progress
+from ._systemd import UnitState
+
+__all__ = ("TIERS", "Listener", "Options", "Target", "Wait")
+
+TIERS = ("unit", "listener", "health", "model", "generation")
+CONFIRMATIONS = 2  # looks in a row that must say "wrong server"
+FAILED_GENERATIONS = 3  # error answers in a row that make a wedge
+FIRST_PAUSE = 0.25
+GET_TIMEOUT = 5.0
+LAST_WORDS = 0.2
+
+
+class Listener(t.NamedTuple):
+    """Who listens on the engine's port: ``owned``, ``foreign``, ``forwarder`` or ``none``."""
+
+    kind: str
+    detail: str = ""
+
+
+class Target(t.Protocol):
+    """The service that is waited for, as the host shows it."""
+
+    def unit(self) -> t.Optional[UnitState]:
+        """The state of the unit, or None when there is only a URL."""
+
+    def activity(self, state: UnitState) -> Activity:
+        """What the owned processes have used; also remembers which they are."""
+
+    def log(self, state: UnitState) -> t.List[t.Tuple[str, bool]]:
+        """New lines, each with whether the service itself wrote it rather than systemd."""
+
+    def listener(self, state: UnitState) -> Listener:
+        """Who listens on the port."""
+
+    def get(self, path: str, timeout: float) -> _http.Answer:
+        """Ask the engine."""
+
+    def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> _generation.Side:
+        """Ask the engine for one token."""
+
+
+class Options(t.NamedTuple):
+    """What to wait for, and how long."""
+
+    model: t.Optional[str] = None
+    tier: str = "generation"
+    max_restarts: int = 3
+    interval: float = 1.0
+    generation_timeout: float = 60.0
+
+
+@dataclass
+class Tier:
+    name: str
+    reached: t.Optional[bool] = False
+    at: t.Optional[float] = None
+    detail: str = ""
+
+
+@dataclass
+class Ending:
+    """A final verdict and its sentence."""
+
+    verdict: str
+    msg: str
+    cause: t.Optional[t.Dict[str, str]] = field(default=None)
+
+
+class Wait:
+    """One wait. ``run`` returns when the tier is reached, or when it is known that it will not be."""
+
+    def __init__(
+        self, target: Target, profile: Profile, options: Options, deadline: Deadline, progress: Progress
+    ) -> None:
+        self.target, self.profile, self.options = target, profile, options
+        self.deadline, self.progress = deadline, progress
+        self.tiers = [Tier(name) for name in TIERS[: TIERS.index(options.tier) + 1]]
+        self.restarts = 0
+        self.state: t.Optional[UnitState] = None
+        self.side: t.Optional[_generation.Side] = None
+        self._model = options.model
+        self._doubts: t.Dict[str, int] = {}
+        self._failed = 0
+
+    def run(self, tick: t.Callable[[], None] = lambda: None, once: bool = False) -> Ending:
+        """Look until there is a verdict. ``once`` looks a single time, for check mode."""
+        pause = FIRST_PAUSE
+        while True:
+            tick()
+            ending = self._look(tick)
+            if ending is None and not once:
+                ending = self._stalled()
+            if ending is None and (once or self.deadline.expired):
+                ending = self._out_of_time()
+            if ending is not None:
+                ending.cause = self.progress.cause
+                if ending.cause is None and ending.verdict in ("dead", "restart_loop"):
+                    ending.cause = self.progress.last_cause
+                return ending
+            self.deadline.sleep(min(pause, self.options.interval))
+            pause *= 1.5
+
+    @property
+    def reached(self) -> str:
+        """The highest tier reached, empty below the first."""
+        names = [tier.name for tier in self.tiers if tier.reached]
+        return names[-1] if names else ""
+
+    def _look(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
+        ending = self._unit()
+        if ending is None:
+            ending = self._climb(tick)
+        if ending is None or ending.verdict != "ready":
+            self.observe()
+        return ending
+
+    def observe(self) -> None:
+        """Take in what moved since the last look."""
+        if self.state is None:
+            return
+        for line, own in self.target.log(self.state):
+            if own:
+                self.progress.line(line)
+            else:
+                self.progress.tail.append(line)
+        self.progress.activity(self.target.activity(self.state))
+
+    # The unit
+
+    def _unit(self) -> t.Optional[Ending]:
+        state, before = self.target.unit(), self.state
+        if state is None:
+            for tier in self.tiers[:2]:
+                tier.reached, tier.detail = None, "not judged without a unit"
+            return None
+        self.state = state
+        name = state.name
+        if not state.found:
+            return Ending("dead", 'the unit "%s" does not exist on this host' % name)
+        if before is not None:
+            self._count_restarts(before, state)
+        if self.restarts >= max(1, self.options.max_restarts):
+            why = self._why()
+            return Ending("restart_loop", 'the unit "%s" was restarted %d times: %s' % (name, self.restarts, why))
+        if state.active_state == "failed":
+            self._last_words()
+            again = ", and systemd gave up after %d restarts" % state.n_restarts if state.n_restarts else ""
+            return Ending("dead", 'the unit "%s" failed%s: %s' % (name, again, self._why()))
+        if state.active_state == "inactive" and not state.job:
+            self._last_words()
+            masked = " and masked" if state.load_state == "masked" else ""
+            return Ending("dead", 'the unit "%s" is inactive%s, and nothing is about to start it' % (name, masked))
+        runs = state.active_state in ("active", "reloading", "refreshing") or state.sub_state == "start-post"
+        detail = "%s (%s)" % (state.active_state, state.sub_state)
+        self._mark("unit", runs, detail if not state.main_pid else "%s, main process %d" % (detail, state.main_pid))
+        return None
+
+    def _count_restarts(self, before: UnitState, state: UnitState) -> None:
+        restarted = max(0, state.n_restarts - before.n_restarts)
+        new_life = before.invocation_id and state.invocation_id and before.invocation_id != state.invocation_id
+        if not restarted and not new_life:
+            return
+        self.observe()
+        self.restarts += max(restarted, 1)
+        self.progress.new_life()
+        self._doubts.clear()
+        self._failed, self.side = 0, None
+        for tier in self.tiers:
+            tier.reached, tier.at, tier.detail = False, None, ""
+
+    def _last_words(self) -> None:
+        """What a dying process wrote reaches the journal a moment after its death reaches systemd."""
+        self.deadline.clock.sleep(LAST_WORDS)
+        self.observe()
+
+    def _why(self) -> str:
+        """The cause of an end, from the log or else from what systemd says."""
+        state = self.state
+        assert state is not None
+        known = self.progress.cause or self.progress.last_cause
+        if known is not None:
+            return known["line"]
+        if state.result == "oom-kill":
+            kind, text = "host_out_of_memory", "the kernel ended it because the host ran out of memory"
+        elif state.exec_main_code in (2, 3):
+            kind, text = "killed", "its main process was killed by signal %d" % state.exec_main_status
+        elif state.exec_main_code == 1 and state.exec_main_status:
+            kind, text = "exited", "its main process exited with status %d" % state.exec_main_status
+        else:
+            return "systemd says %s" % state.result
+        # The last word of the process itself names what no pattern knows.
+        line = next((line for line in reversed(self.progress.tail) if not line.startswith(state.name)), "")
+        self.progress.cause = {"kind": kind, "line": line or text}
+        return text
+
+    # The tiers above it
+
+    def _climb(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
+        steps: t.Dict[str, t.Callable[[], t.Optional[Ending]]] = {
+            "listener": self._listener,
+            "health": self._health,
+            "model": self._models,
+            "generation": lambda: self._generation(tick),
+        }
+        for tier in self.tiers:
+            if tier.reached is False and tier.name in steps:
+                ending = steps[tier.name]()
+                if ending is not None:
+                    return ending
+            if tier.reached is False:
+                return None
+        return Ending("ready", 'the service is ready: the tier "%s" is reached' % self.options.tier)
+
+    def _listener(self) -> t.Optional[Ending]:
+        assert self.state is not None
+        found = self.target.listener(self.state)
+        if found.kind == "foreign":
+            return self._doubt(
+                "listener", "wrong_server", "the port belongs to another process than the unit's: %s" % found.detail
+            )
+        self._sure("listener")
+        detail = found.detail
+        if found.kind == "none":
+            # Kernel address translation listens nowhere, and answers all the same.
+            answer = self._get(self.profile.health or self.profile.models)
+            if answer.status is None:
+                self._mark("listener", False, "nothing listens on the port")
+                return None
+            detail = "answers, although no process of this host listens"
+        self._mark("listener", True, detail)
+        return None
+
+    def _health(self) -> t.Optional[Ending]:
+        answer = self._get(self.profile.health or self.profile.models)
+        ending = self._not_the_engine("health", answer)
+        if ending is not None or answer.outcome != "answered" or answer.html:
+            return ending
+        self._mark("health", answer.status == 200, "status %d" % (answer.status or 0))
+        return None
+
+    def _models(self) -> t.Optional[Ending]:
+        answer = self._get(self.profile.models)
+        ending = self._not_the_engine("model", answer)
+        if ending is not None or answer.outcome != "answered" or answer.html:
+            return ending
+        if answer.status != 200:
+            self._mark("model", False, "status %d" % (answer.status or 0))
+            return None
+        listed = _generation.listed_models(answer.body)
+        owners = _owners(answer.body)
+        if self.profile.owned_by and owners and self.profile.owned_by not in owners:
+            msg = 'another server answers: its models belong to "%s", not to %s' % (owners[0], self.profile.title)
+            return self._doubt("model", "wrong_server", msg)
+        wanted = self.options.model
+        if not listed or (wanted is not None and wanted not in listed):
+            names = ", ".join('"%s"' % name for name in listed) or "none"
+            msg = 'the model "%s" is not listed: there are %s' % (wanted, names) if wanted else "no model is listed"
+            if listed and self.profile.models_static:
+                return self._doubt("model", "wrong_server", msg)
+            self._mark("model", False, msg)
+            return None
+        self._sure("model")
+        self._model = wanted or listed[0]
+        self._mark("model", True, 'lists "%s"' % self._model)
+        return None
+
+    def _generation(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
+        limit = max(0.1, self.deadline.clamp(self.options.generation_timeout))
+
+        def watch() -> None:
+            tick()
+            self.observe()
+
+        side = self.side = self.target.generate(self._model, limit, watch)
+        if side.verdict in ("ok", "slow"):
+            tokens = "a token after %.2f s" % (side.ttft or 0.0)
+            self._mark("generation", True, tokens)
+            # A token from a life that ended meanwhile proves nothing about this one.
+            return None if self.state is None else self._unit()
+        self._mark("generation", False, "%s: %s" % (side.verdict, side.error))
+        if side.verdict in ("auth_error", "wrong_model"):
+            verdict = "auth_error" if side.verdict == "auth_error" else "wrong_server"
+            return Ending(verdict, "the engine does not generate: %s" % side.error)
+        if side.verdict == "wedged":
+            quiet = self.progress.window.age >= limit - 1.0
+            if quiet and not self.deadline.expired and self._listed():
+                return Ending("wedged", "the engine lists its model, but it does not generate: %s" % side.error)
+        elif side.verdict in ("error_response", "empty_response", "misconfigured") and side.status != 503:
+            self._failed += 1
+            if self._failed >= FAILED_GENERATIONS:
+                return Ending("wedged", "the engine lists its model, but it does not generate: %s" % side.error)
+        return None
+
+    def _listed(self) -> bool:
+        return any(tier.name == "model" and tier.reached for tier in self.tiers)
+
+    def _get(self, path: str) -> _http.Answer:
+        return self.target.get(path, max(0.1, self.deadline.clamp(GET_TIMEOUT)))
+
+    def _not_the_engine(self, tier: str, answer: _http.Answer) -> t.Optional[Ending]:
+        """What a GET says of the server as such, rather than of how far it has come."""
+        if answer.outcome != "answered":
+            self._mark(tier, False, answer.error)
+            if answer.outcome in ("tls", "redirected", "too_large"):
+                return self._doubt(tier, "wrong_server", "%s: %s" % (answer.url, answer.error))
+            return None
+        if answer.status in (401, 403):
+            msg = "%s answers with status %d: the API key is refused" % (answer.url, answer.status)
+            return Ending("auth_error", msg)
+        if answer.html and answer.status == 200:
+            return self._doubt(tier, "wrong_server", "%s answers with an HTML page: it is another program" % answer.url)
+        self._sure(tier)
+        return None
+
+    def _mark(self, name: str, reached: bool, detail: str) -> None:
+        for tier in self.tiers:
+            if tier.name == name:
+                if reached and not tier.reached:
+                    tier.at = round(self.deadline.elapsed, 3)
+                    self.progress.moved("tier")
+                tier.reached, tier.detail = reached, detail
+
+    def _doubt(self, tier: str, verdict: str, msg: str) -> t.Optional[Ending]:
+        """Evidence that must be seen twice in a row: at a hand-over the last look of the old server is normal."""
+        self._mark(tier, False, msg)
+        self._doubts[tier] = self._doubts.get(tier, 0) + 1
+        return Ending(verdict, msg) if self._doubts[tier] >= CONFIRMATIONS else None
+
+    def _sure(self, tier: str) -> None:
+        self._doubts.pop(tier, None)
+
+    # Verdicts without an event
+
+    def _stalled(self) -> t.Optional[Ending]:
+        # Without a unit nothing can be seen to move; only the deadline ends such a wait.
+        if self.state is None or not self.progress.window.stalled:
+            return None
+        age = self.progress.window.age
+        if self._listed():
+            return Ending(
+                "wedged", "the engine lists its model, but for %.0f s nothing moved: %s" % (age, self._missing())
+            )
+        return Ending("stalled", "for %.0f s nothing moved: %s" % (age, self._missing()))
+
+    def _out_of_time(self) -> Ending:
+        seconds = self.deadline.seconds
+        if self.side is not None and self._listed():
+            return Ending("wedged", "the engine lists its model, but it does not generate: %s" % self.side.error)
+        if self._doubts:
+            return Ending("wrong_server", self._missing())
+        if self.state is None:
+            refused = any(tier.detail == "connection refused" for tier in self.tiers)
+            text = "not ready after %g s, and without a unit it cannot be told whether it moves: %s"
+            return Ending("dead" if refused else "stalled", text % (seconds, self._missing()))
+        return Ending("progressing", "not ready after %g s, but still moving: %s" % (seconds, self._missing()))
+
+    def _missing(self) -> str:
+        """The first tier that was not reached, in words."""
+        for tier in self.tiers:
+            if tier.reached is False:
+                return 'the tier "%s" is not reached%s' % (tier.name, ": " + tier.detail if tier.detail else "")
+        return "every tier is reached"
+
+
+def _owners(body: str) -> t.List[str]:
+    try:
+        return [str(row["owned_by"]) for row in json.loads(body)["data"]]
+    except (ValueError, KeyError, TypeError):
+        return []
