@@ -83,7 +83,8 @@ def run() -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
     fleet = Fleet("demo")
     say("Booting three GPU hosts and a gateway")
-    fleet.up()
+    if fleet.up_or_reuse():
+        print("    they are up already: make demo-down removes them")
     say("Deploying: gpu1 and gpu2 by gpuops.serving.deploy, gpu3 keeps its hand-written unit with KillMode=process")
     fleet.install_legacy()
     fleet.playbook("deploy", "-e", "service=qwen")

@@ -70,6 +70,18 @@ class Fleet:
             argv += ["--host", host]
         check(argv, "the lab did not boot", timeout=900)
 
+    def up_or_reuse(self) -> bool:
+        """Boot the lab, unless it stands and every host answers; says whether it stood."""
+        names = [host.split("=")[0] for host in HOSTS]
+        try:
+            if (self.folder / "ssh_config").exists() and all(self.run(name, "echo up") == "up" for name in names):
+                return True
+        except (FleetError, subprocess.TimeoutExpired):
+            pass
+        self.down()
+        self.up()
+        return False
+
     def down(self) -> None:
         check([sys.executable, str(LAB), "down", "--name", self.name], "the lab was not removed", timeout=120)
 

@@ -249,8 +249,8 @@ def test_the_gpu_check_of_the_inventory(fleet: Fleet) -> None:
         "gpu_clear_check", "-e", "gpuops_hosts=gpu_hosts", checked=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert done.returncode != 0
-    assert "gpu1 gpu 0: clear, 0 MiB in use" in done.stdout
-    assert "gpu2 gpu 0: busy, 44000 MiB in use" in done.stdout
+    assert "gpu1 gpu 0: clear, 3 MiB in use" in done.stdout
+    assert "gpu2 gpu 0: busy, 44003 MiB in use" in done.stdout
     only = fleet.playbook("gpu_clear_check", "--limit", "gpu1", checked=False)
     assert only.returncode == 0
     fleet.lab("cut", "gpu1")
