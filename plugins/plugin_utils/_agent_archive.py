@@ -190,7 +190,7 @@ def _pack(path: str, wheels: str, stamped: str) -> None:
     try:
         with os.fdopen(handle, "wb") as sink, zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
             _add_file(archive, "__main__.py", INSTALLER)
-            _add(archive, "payload/.stamp", (stamped + "\n").encode())
+            _add(archive, "payload/.stamp", stamped.encode())
             for name in library_files():
                 _add_file(archive, "payload/lib/gpuops/" + name, os.path.join(LIBRARY, name))
             for name in sorted(os.listdir(wheels)):
