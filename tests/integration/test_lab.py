@@ -42,11 +42,13 @@ def traces() -> dict[str, t.Any]:
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
+            if (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z":
+                continue  # ended; whether it is reaped is a matter of this machine's init
             line = (folder / "cmdline").read_bytes() + (folder / "cgroup").read_bytes()
         except OSError:
             continue
         if f"/{NAME}/".encode() in line and int(folder.name) != os.getpid():
-            processes.append(folder.name)
+            processes.append(f"{folder.name} {line[:200].decode(errors='replace')}")
     return {
         "mounts": [line for line in mounts.splitlines() if f"/{NAME}" in line],
         "links": [link["ifname"] for link in links if link["ifname"].startswith((f"vb-{NAME}", "gpulab"))],
@@ -86,7 +88,9 @@ def three() -> t.Iterator[None]:
 
 @pytest.mark.usefixtures("three")
 class TestHosts:
-    @pytest.mark.parametrize(("host", "floor"), [("gpu1", "systemd 252"), ("gpu2", "systemd 247"), ("gw", "systemd 257")])
+    @pytest.mark.parametrize(
+        ("host", "floor"), [("gpu1", "systemd 252"), ("gpu2", "systemd 247"), ("gw", "systemd 257")]
+    )
     def test_real_systemd_of_its_release(self, host: str, floor: str) -> None:
         assert ssh(host, "systemctl --version").stdout.startswith(floor)
         assert ssh(host, "systemctl is-system-running --wait; systemctl --failed --no-legend").stdout == "running\n"
@@ -107,7 +111,7 @@ class TestHosts:
 
     def test_gpu_and_its_node(self) -> None:
         for host in ("gpu1", "gpu2"):
-            code = "import ctypes; print(ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2()); open('/dev/nvidia0', 'rb').close()"
+            code = "import ctypes; print(ctypes.CDLL('libnvidia-ml.so.1').nvmlInit_v2()); open('/dev/nvidia0').close()"
             assert ssh(host, f'python3 -c "{code}"').stdout == "0\n"
         assert ssh("gw", "test -e /dev/nvidia0").returncode == 1
 

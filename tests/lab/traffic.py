@@ -214,7 +214,7 @@ def work(client: Client, tally: Tally, stop: threading.Event, options: argparse.
     """One worker: request after request until told to stop."""
     while not stop.is_set():
         streamed = random.random() < options.streams
-        seconds = random.uniform(options.stream_seconds, options.stream_seconds * 1.3)
+        seconds = random.uniform(options.stream_seconds, options.stream_seconds * 1.15)
         tokens = max(1, int(seconds / per_token)) if streamed else random.randint(*_SHORT_TOKENS)
         seen: list[str] = []
         tally.begin(streamed)
@@ -248,10 +248,8 @@ def arguments(argv: t.Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--workers", type=int, default=24, help="requests in flight (24)")
     parser.add_argument("--streams", type=float, default=0.6, help="share of requests that are long streams (0.6)")
-    parser.add_argument("--stream-seconds", type=float, default=10.5, help="how long a stream lasts at least (10.5)")
-    parser.add_argument(
-        "--timeout", type=float, default=60.0, help="seconds of silence that are a failure (60)"
-    )
+    parser.add_argument("--stream-seconds", type=float, default=10.2, help="how long a stream lasts at least (10.2)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds of silence that are a failure (60)")
     parser.add_argument("--duration", type=float, default=600.0, help="seconds after which it stops by itself (600)")
     return parser.parse_args(argv)
 
@@ -269,7 +267,7 @@ def main(argv: t.Sequence[str] | None = None) -> int:
         print(f"traffic: '{options.url}' does not serve: {failure.cause}: {failure}", file=sys.stderr)
         return 2
     print(f"traffic: {options.workers} workers, {per_token * 1000:.1f} ms a token", flush=True)
-    tally = Tally(full=min(options.workers, 20))
+    tally = Tally(full=options.workers)
     workers = [
         threading.Thread(target=work, args=(client, tally, stop, options, per_token)) for _ in range(options.workers)
     ]

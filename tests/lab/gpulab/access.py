@@ -123,7 +123,9 @@ def wait_for_ssh(lab: Lab, hosts: list[Host], timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
 
     def wait(host: Host) -> None:
-        argv = ["ssh", "-F", str(folder(lab) / "ssh_config"), "-o", "ConnectTimeout=1", host.name]
+        # A probe must not outlive us: its host may be gone before it notices.
+        argv = ["setpriv", "--pdeathsig", "KILL", "ssh", "-F", str(folder(lab) / "ssh_config")]
+        argv += ["-o", "ConnectTimeout=1", host.name]
         argv += ["sudo", "-n", "true"] if host.user != "root" else ["true"]
         while True:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -36,12 +36,12 @@ def groups(lab: str, host: str | None = None) -> list[Path]:
     return [root / _TOP / lab / host if host else root / _TOP / lab for root in _roots()]
 
 
-def create(lab: str, host: str) -> list[Path]:
-    """Create the groups of a host and return the files that a process writes its pid to."""
-    found = groups(lab, host)
-    for group in found:
-        group.mkdir(parents=True, exist_ok=True)
-    return [group / "cgroup.procs" for group in found]
+def create(lab: str, host: str, part: str) -> list[Path]:
+    """Create one part of a host's groups and return the files that a process is moved in by."""
+    parts = [group / part for group in groups(lab, host)]
+    for folder in parts:
+        folder.mkdir(parents=True, exist_ok=True)
+    return [folder / "cgroup.procs" for folder in parts]
 
 
 def members(lab: str, host: str) -> set[int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from typing import Sequence
 
@@ -117,11 +118,17 @@ def _on_host(args: argparse.Namespace, words: list[str]) -> int:
     return 0
 
 
+def _terminate(number: int, _frame: object) -> None:
+    """Unwind as for an interrupt from the keyboard, so that a half-started lab is removed."""
+    raise SystemExit(128 + number)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
     given = list(sys.argv[1:] if argv is None else argv)
     split = given.index("--") if "--" in given else len(given)
     args = _parser().parse_args(given[:split])
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         if args.verb == "up":
             lab = lifecycle.up(check_lab_name(args.name), parse_hosts(args.host))

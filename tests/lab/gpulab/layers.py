@@ -97,11 +97,7 @@ def gpu_uuid(name: str) -> str:
 
 def haproxy_config(lab: Lab) -> str:
     """Return the gateway's configuration: no retries and no redispatch, so that every failure reaches the client."""
-    servers = [
-        f"    server {host.name} {host.address}:{ENGINE_PORT} check"
-        for host in lab.hosts
-        if host.role == "gpu"
-    ]
+    servers = [f"    server {host.name} {host.address}:{ENGINE_PORT} check" for host in lab.hosts if host.role == "gpu"]
     return _HAPROXY + "\n".join(servers) + "\n"
 
 

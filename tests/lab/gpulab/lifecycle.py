@@ -70,7 +70,6 @@ def up(name: str, hosts: list[HostSpec]) -> Lab:
                 machines.prepare(lab, host, [*extra.get(host.role, []), found[host.release]], keys[host.name])
                 layers.configure(lab, host)
                 machines.boot(lab, host)
-                lab.save()
             access.write_ssh_config(lab)
             access.write_inventory(lab)
             access.wait_for_ssh(lab, lab.hosts)
@@ -123,7 +122,6 @@ def reboot(lab: Lab, host: Host, timeout: float = 60.0) -> None:
     else:
         machines.power_off(lab, host)
         machines.boot(lab, host)
-        lab.save()
     access.wait_for_ssh(lab, [host], timeout)
 
 

@@ -64,16 +64,24 @@ def prepare(lab: Lab, host: Host, layers: list[Path], keys: dict[str, str]) -> N
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
+# The watch waits until it is recorded and in its group, so that whoever cleans up finds it and all that it starts.
+# A guest that reboots makes systemd-nspawn end with status 133; then its next life begins.
+_WATCH = """
+groups=$1
+shift
+read -r go || exit 1
+while :; do
+    (for group in $groups; do echo 0 > "$group" || exit 1; done; exec "$@" < /dev/null)
+    [ $? = 133 ] || exit 1
+done
+"""
+
+
 def boot(lab: Lab, host: Host) -> None:
-    """Start a host and return at once; the caller saves the record and waits for SSH."""
+    """Start a host, record it and return at once; the caller waits for SSH."""
     console = BUILD / lab.name / "console" / f"{host.name}.log"
     console.parent.mkdir(parents=True, exist_ok=True)
-    entries = cgroups.create(lab.name, host.name)
-
-    def enter() -> None:
-        for entry in entries:
-            entry.write_text("0", encoding="utf-8")
-
+    groups = " ".join(str(path) for path in cgroups.create(lab.name, host.name, "host"))
     argv = ["systemd-nspawn", "--quiet", "--boot", f"--directory={lab.folder / host.name / 'root'}"]
     argv += [f"--machine={lab.name}-{host.name}", f"--hostname={host.name}", "--register=no", "--keep-unit"]
     argv += [f"--network-bridge={network.bridge_name(lab.index)}", "--link-journal=no", "--resolv-conf=off"]
@@ -83,27 +91,41 @@ def boot(lab: Lab, host: Host) -> None:
         "LC_ALL": "C.UTF-8",
         "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "0" if host.legacy else "1",
     }
+    network.remember(lab.index, host.number)
     with open(console, "ab") as output:
         process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
+            ["sh", "-c", _WATCH, "lab-host", groups, *argv],
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
             env=environment,
             start_new_session=True,
-            preexec_fn=enter,
         )
-    host.pid, host.start = process.pid, started_at(process.pid)
-    network.remember(lab.index, host.number)
+    assert process.stdin is not None
+    with process.stdin as pipe:
+        host.pid, host.start = process.pid, started_at(process.pid)
+        for entry in cgroups.create(lab.name, host.name, "watch"):
+            entry.write_text(str(process.pid), encoding="utf-8")
+        lab.save()
+        pipe.write(b"go\n")
 
 
 def leader(host: Host) -> int:
     """Return the pid, on this machine, of the host's init."""
     if running(host):
-        children = Path(f"/proc/{host.pid}/task/{host.pid}/children").read_text(encoding="utf-8").split()
-        if children:
-            return int(children[0])
+        nspawn = _children(host.pid)
+        init = _children(nspawn[0]) if nspawn else []
+        if init:
+            return init[0]
     raise LabError(f"host '{host.name}' is not running.")
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
+    except OSError:
+        return []
+    return [int(word) for word in text.split()]
 
 
 def inside(host: Host, argv: list[str], *, terminal: bool = False) -> list[str]:
