@@ -17,27 +17,53 @@ from ._processes import TICKS, Process, ProcessRef, Table, own_line
 from ._service import mark_group
 from ._systemd import UnitState
 
-__all__ = ["Owned", "attribute", "check_mark", "foreign", "mark_group", "of_pids", "of_unit"]
+__all__ = ["Owned", "attribute", "check_mark", "foreign", "group_id", "mark_group", "of_pids", "of_unit"]
 
-FIRM = frozenset(("pid", "main_pid", "control_pid", "cgroup", "mark", "earlier"))
+FIRM = frozenset(("pid", "main_pid", "control_pid", "cgroup", "mark"))
 CONTAINER = re.compile(r"(?:^|-)([0-9a-f]{64})(?:\.scope)?$")
 UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
 
 
 @dataclass
 class Owned:
-    """The owned processes, each with all the ways it was found by."""
+    """The owned processes, each with all the ways it was found by.
+
+    A cgroup, a mark, a pid that was asked for and a line of descent from one of these are firm evidence. A session, a
+    process group and a namespace are weak: they count only when a firmly owned process stands behind them, so that one
+    weak link never leads to the next.
+    """
 
     processes: dict[ProcessRef, list[str]] = field(default_factory=dict)
     roots: list[ProcessRef] = field(default_factory=list)
-    leaders: set[int] = field(default_factory=set)  # sessions and process groups known to be owned, dead leaders' too
+    firm: set[ProcessRef] = field(default_factory=set)
+    # Of firmly owned processes, dead ones too: sessions and process groups that they led, users, units.
+    leaders: set[int] = field(default_factory=set)
+    users: set[int] = field(default_factory=set)
+    units: set[str | None] = field(default_factory=set)
 
-    def add(self, process: Process, found_by: str) -> bool:
-        ways = self.processes.setdefault(process.ref, [])
-        if found_by in ways:
+    def add(self, process: Process, found_by: str, firm: bool) -> bool:
+        """Add a process or one more way it was found by; says whether that changes what may follow from it."""
+        if process.pid <= 1 or process.kernel_thread:
             return False
-        ways.append(found_by)
-        return len(ways) == 1
+        ways = self.processes.setdefault(process.ref, [])
+        news = not ways or (firm and process.ref not in self.firm)
+        if found_by not in ways:
+            ways.append(found_by)
+        if firm:
+            self.firm.add(process.ref)
+            self.users.add(process.uid)
+            self.units.add(attribute(process)[0])
+            if process.pid in (process.session, process.pgrp):
+                self.leaders.add(process.pid)
+        return news
+
+
+def group_id(name: str) -> int | None:
+    """The gid of a group, None without one."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
 
 
 def check_mark(gid: int | None) -> int | None:
@@ -68,17 +94,17 @@ def attribute(process: Process) -> tuple[str | None, str | None]:
     return unit, container
 
 
-def foreign(table: Table, owned: Owned) -> set[ProcessRef]:
-    """Owned processes that may yet be somebody else's.
-
-    A cgroup, a mark and a line of descent speak for themselves. What is found by a session, a process group or a
-    namespace alone must also run as a user whom the others run as.
-    """
-    firm = {ref for ref, ways in owned.processes.items() if FIRM.intersection(ways)}
-    firm.update(process.ref for process in table.descendants(ref.pid for ref in firm) if process.ref in owned.processes)
-    users = {process.uid for process in (table.by_ref(ref) for ref in firm) if process is not None}
-    doubtful = (table.by_ref(ref) for ref in owned.processes if ref not in firm)
-    return {process.ref for process in doubtful if process is not None and process.uid not in users}
+def foreign(table: Table, owned: Owned, any_user: bool = False) -> set[ProcessRef]:
+    """Owned processes that may yet be somebody else's: not firm, and of a stranger user or another service's unit."""
+    found = set()
+    for process in map(table.by_ref, owned.processes):
+        if process is None or process.ref in owned.firm:
+            continue
+        unit = attribute(process)[0]
+        elsewhere = unit is not None and unit.endswith(".service") and unit not in owned.units
+        if elsewhere or (process.uid not in owned.users and not any_user):
+            found.add(process.ref)
+    return found
 
 
 def _in_cgroup(process: Process, group: str) -> bool:
@@ -108,41 +134,47 @@ def _earlier_main(table: Table, state: UnitState) -> int:
     return 0
 
 
+def _strange_namespaces(table: Table) -> dict[ProcessRef, int]:
+    """The mount namespace of each process that has another one than the host and the caller; no entry is no evidence."""
+    common = (_mount_namespace(1), _mount_namespace("self"))
+    if 0 in common:
+        return {}  # without knowing what everybody shares, nothing follows from sharing
+    found = {p.ref: _mount_namespace(p.pid) for p in table if not p.kernel_thread}
+    return {ref: number for ref, number in found.items() if number != 0 and number not in common}
+
+
 def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, spared: set[int]) -> None:
     """Add whatever belongs to what is owned already, until nothing is added."""
-    own_namespaces = {_mount_namespace(1), _mount_namespace("self"), 0} if mount_ns else set()
-    # Namespaces are read once: each is a system call a process.
-    namespaces = {p.ref: _mount_namespace(p.pid) for p in table if not p.kernel_thread} if mount_ns else {}
-    candidates = [p for p in table if p.pid not in spared and p.pid > 1 and not p.kernel_thread]
+    namespaces = _strange_namespaces(table) if mount_ns else {}
+    candidates = [p for p in table if p.pid not in spared]
     if mark_gid is not None:
         for process in candidates:
             if mark_gid in process.gids:
-                owned.add(process, "mark")
+                owned.add(process, "mark", True)
     grown = True
     while grown:
         grown = False
-        pids = {ref.pid for ref in owned.processes}
-        mounts = {namespaces.get(ref, 0) for ref in owned.processes} - own_namespaces
-        for ref in owned.processes:
-            process = table.by_ref(ref)
-            if process is not None and ref.pid in (process.session, process.pgrp):
-                owned.leaders.add(ref.pid)
+        # A namespace that outlived all firmly owned processes is still known by those found through it.
+        known = owned.firm.union(ref for ref, ways in owned.processes.items() if "mount_namespace" in ways)
+        mounts = {namespaces[ref] for ref in known if ref in namespaces}
         for process in candidates:
-            if process.ppid in pids:
-                grown |= owned.add(process, "descendant")
-            if process.session in owned.leaders and process.session != process.pid:
-                grown |= _by_leader(table, owned, process, process.session, "session")
-            if process.pgrp in owned.leaders and process.pgrp != process.pid:
-                grown |= _by_leader(table, owned, process, process.pgrp, "process_group")
-            if mounts and namespaces.get(process.ref, 0) in mounts:
-                grown |= owned.add(process, "mount_namespace")
+            parent = table.get(process.ppid)
+            if parent is not None and parent.ref in owned.processes:
+                grown |= owned.add(process, "descendant", parent.ref in owned.firm)
+            if process.session != process.pid and _leads(table, owned, process.session):
+                grown |= owned.add(process, "session", False)
+            if process.pgrp != process.pid and _leads(table, owned, process.pgrp):
+                grown |= owned.add(process, "process_group", False)
+            if process.ref in namespaces and namespaces[process.ref] in mounts:
+                grown |= owned.add(process, "mount_namespace", False)
 
 
-def _by_leader(table: Table, owned: Owned, process: Process, leader_pid: int, found_by: str) -> bool:
+def _leads(table: Table, owned: Owned, leader_pid: int) -> bool:
+    """Whether a session or process group is led by an owned process, or was by one that is dead by now."""
+    if leader_pid <= 1 or leader_pid not in owned.leaders:
+        return False  # 0 is the session of all that never had one
     leader = table.get(leader_pid)
-    if leader is not None and leader.ref not in owned.processes:
-        return False  # the number is somebody else's by now
-    return owned.add(process, found_by)
+    return leader is None or leader.ref in owned.processes
 
 
 def of_unit(
@@ -152,26 +184,29 @@ def of_unit(
     mark_gid: int | None = None,
     mount_ns: bool = True,
     seeds: Iterable[ProcessRef] = (),
-    leaders: Iterable[int] = (),
+    previous: Owned | None = None,
 ) -> Owned:
-    """What a unit owns: its cgroup and all nested ones, its mark, and what descends from either."""
+    """What a unit owns: its cgroup and all nested ones, its mark, and what descends from either.
+
+    ``previous`` is an earlier answer: what it held stays owned for as long as it lives.
+    """
     spared = own_line(table)
-    owned = Owned(leaders=set(leaders))
+    owned = Owned()
     for pid, word in ((state.main_pid, "main_pid"), (state.control_pid, "control_pid")):
-        process = table.get(pid) if pid > 1 else None
-        if process is not None and pid not in spared:
-            owned.add(process, word)
-            owned.roots.append(process.ref)
+        root = table.get(pid) if pid not in spared else None
+        if root is not None and pid > 1:
+            owned.add(root, word, True)
+            owned.roots.append(root.ref)
+    group = state.control_group
     for process in table:
-        if process.pid in spared or process.kernel_thread or process.pid <= 1:
-            continue
-        group = state.control_group
-        if (group not in ("", "/") and _in_cgroup(process, group)) or attribute(process)[0] == state.name:
-            owned.add(process, "cgroup")
+        inside = group not in ("", "/") and _in_cgroup(process, group)
+        if process.pid not in spared and (inside or attribute(process)[0] == state.name):
+            owned.add(process, "cgroup", True)
     earlier = _earlier_main(table, state)
     if earlier:
         owned.leaders.add(earlier)
-    return _finish(table, owned, seeds, mark_gid, mount_ns, spared)
+    _carry(table, owned, seeds, previous, spared)
+    return _finish(table, owned, mark_gid, mount_ns, spared)
 
 
 def of_pids(
@@ -181,30 +216,43 @@ def of_pids(
     mark_gid: int | None = None,
     mount_ns: bool = False,
     seeds: Iterable[ProcessRef] = (),
-    leaders: Iterable[int] = (),
+    previous: Owned | None = None,
 ) -> Owned:
-    """What the given processes own: themselves, what descends from them, and the sessions and groups that they lead."""
+    """What the given processes own: themselves, what descends from them, the sessions and groups that they lead."""
     spared = own_line(table)
-    owned = Owned(leaders=set(leaders))
+    owned = Owned()
     for ref in refs:
         process = table.by_ref(ref)
         if process is not None and ref.pid not in spared and ref.pid > 1 and not process.kernel_thread:
-            owned.add(process, "pid")
+            owned.add(process, "pid", True)
             owned.roots.append(ref)
-    return _finish(table, owned, seeds, mark_gid, mount_ns, spared)
+    _carry(table, owned, seeds, previous, spared)
+    return _finish(table, owned, mark_gid, mount_ns, spared)
 
 
-def _finish(
-    table: Table, owned: Owned, seeds: Iterable[ProcessRef], mark_gid: int | None, mount_ns: bool, spared: set[int]
-) -> Owned:
-    for ref in seeds:  # what an earlier scan had found stays owned for as long as it lives
+def _carry(table: Table, owned: Owned, seeds: Iterable[ProcessRef], previous: Owned | None, spared: set[int]) -> None:
+    known = dict.fromkeys(seeds, True)
+    if previous is not None:
+        known.update({ref: ref in previous.firm for ref in previous.processes})
+        owned.leaders |= previous.leaders
+        owned.users |= previous.users
+        owned.units |= previous.units
+    for ref, firm in known.items():
         process = table.by_ref(ref)
         if process is not None and ref.pid not in spared:
-            owned.add(process, "earlier")
+            owned.add(process, "earlier", firm)
+            if previous is not None and "mount_namespace" in previous.processes.get(ref, ()):
+                owned.add(process, "mount_namespace", False)
+
+
+def _finish(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, spared: set[int]) -> Owned:
     _spread(table, owned, mark_gid, mount_ns, spared)
-    for ref in owned.processes:
-        process = table.by_ref(ref)
-        parent = table.get(process.ppid) if process is not None else None
-        if process is not None and (parent is None or parent.ref not in owned.processes) and ref not in owned.roots:
-            owned.roots.append(ref)
+    tops = [ref for ref in owned.processes if not _has_owned_parent(table, owned, ref)]
+    owned.roots = [ref for ref in owned.roots if ref in tops] or tops
     return owned
+
+
+def _has_owned_parent(table: Table, owned: Owned, ref: ProcessRef) -> bool:
+    process = table.by_ref(ref)
+    parent = table.get(process.ppid) if process is not None else None
+    return parent is not None and parent.ref in owned.processes

@@ -2,7 +2,7 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""The process table: one snapshot, identities that survive pid reuse, and signals that only reach the identity meant."""
+"""The process table: one snapshot, identities that survive pid reuse, and signals that reach no other one."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _parse_cgroup(data: bytes) -> str:
 def _read_at(name: str, directory: int) -> bytes:
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
-        chunks = []
+        chunks: list[bytes] = []
         while True:
             chunk = os.read(fd, 65536)
             if not chunk:

@@ -39,11 +39,23 @@ __all__ = [
 FLOOR = 247
 JOURNAL_LINES = 5000
 PROPERTIES = (
-    "Id LoadState LoadError ActiveState SubState Result MainPID ControlPID ExecMainPID ControlGroup NRestarts InvocationID Job "
-    "NeedDaemonReload ExecMainStartTimestampMonotonic ExecMainExitTimestampMonotonic ExecMainCode ExecMainStatus "
-    "KillMode SendSIGKILL TimeoutStopUSec Restart User Slice UnitFileState FragmentPath ConditionResult Type Delegate"
-).split()
-UNIT_TYPES = tuple(".service .socket .scope .slice .target .timer .mount .path .swap .device .automount".split())
+    "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
+    "InvocationID,Job,NeedDaemonReload,ExecMainStartTimestampMonotonic,ExecMainExitTimestampMonotonic,ExecMainCode,"
+    "ExecMainStatus,KillMode,TimeoutStopUSec,Restart,UnitFileState,FragmentPath,ConditionResult"
+)
+UNIT_TYPES = (
+    ".service",
+    ".socket",
+    ".scope",
+    ".slice",
+    ".target",
+    ".timer",
+    ".mount",
+    ".path",
+    ".swap",
+    ".device",
+    ".automount",
+)
 SPAN_UNITS = {
     "y": 31557600.0,
     "month": 2629800.0,
@@ -244,7 +256,7 @@ def parse_show(unit: str, text: str) -> UnitState:
 def show(unit: str, timeout: float = 10.0) -> UnitState:
     """The state of a unit. A unit that does not exist is a state too."""
     unit = unit_name(unit)
-    rc, out, err = _systemctl(["show", "--property=" + ",".join(PROPERTIES), "--", unit], timeout)
+    rc, out, err = _systemctl(["show", "--property=" + PROPERTIES, "--", unit], timeout)
     if rc != 0:
         raise ServingError('the state of the unit "%s" cannot be read: %s' % (unit, _said(rc, err)))
     return parse_show(unit, out)
@@ -346,7 +358,14 @@ def journal(
     """
     unit = unit_name(unit)
     # --all, since a long field would otherwise be an empty one.
-    arguments = ["journalctl", "--no-pager", "--quiet", "--all", "--output=json", "--lines=%d" % (lines or JOURNAL_LINES)]
+    arguments = [
+        "journalctl",
+        "--no-pager",
+        "--quiet",
+        "--all",
+        "--output=json",
+        "--lines=%d" % (lines or JOURNAL_LINES),
+    ]
     if after_cursor:
         arguments.append("--after-cursor=" + after_cursor)
     if invocation:

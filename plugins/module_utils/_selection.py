@@ -1,0 +1,211 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""From what an operator names (a unit, a pid, a pid file, a pattern) to the processes meant, or to a refusal."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+from dataclasses import dataclass, field
+from typing import Any, Mapping
+
+from . import _ownership, _processes, _service, _systemd
+from ._errors import ServingError, UsageError
+from ._ownership import Owned
+from ._processes import Process, ProcessRef, Table
+from ._stop import Scan
+from ._systemd import UnitState
+
+__all__ = ["Refused", "Selection", "by_pattern", "by_pid", "by_pidfile", "by_unit", "mark_of", "nothing", "select"]
+
+CLOCK_SLIP = 1.0  # the boot time, the base of every create time, has whole seconds
+
+
+class Refused(ServingError):
+    """The process named is not one that may be stopped; nothing was signalled."""
+
+    def __init__(self, message: str, **result: object) -> None:
+        super().__init__(message, verdict="refused", **result)
+
+
+@dataclass
+class Selection:
+    """What an operator meant: its name for messages, and how to find its processes; no way when nothing is there."""
+
+    what: str
+    scan: Scan | None
+    unit: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def select(params: Mapping[str, Any]) -> Selection:
+    """The selection that a task's options make, with exactly one of unit, pid, pidfile and pattern."""
+    create_time, user = params.get("create_time"), params.get("user")
+    if params.get("unit"):
+        _systemd.require_floor()
+        unit = _systemd.unit_name(params["unit"])
+        mark_gid = mark_of(params.get("service"), unit, params.get("definition") or {})
+        return Selection('the unit "%s"' % unit, by_unit(mark_gid), unit)
+    if params.get("pid") is not None:
+        what = "the process %d" % params["pid"]
+        return _warned(Selection(what, by_pid(params["pid"], create_time, user)), params["pid"])
+    if params.get("pidfile"):
+        found = pid_in_file(params["pidfile"])
+        what = 'the process of the pid file "%s"' % params["pidfile"]
+        return _warned(Selection(what, by_pidfile(params["pidfile"], create_time, user)), found[0] if found else 0)
+    if params.get("pattern"):
+        what = 'the pattern "%s" of the user "%s"' % (params["pattern"], user)
+        return Selection(what, by_pattern(params["pattern"], str(user)))
+    raise UsageError('the definition of the service "%s" names no unit' % params.get("service"))
+
+
+def nothing(selection: Selection) -> dict[str, Any]:
+    """The answer when there is no process at all, in the shape of every other answer."""
+    return {
+        "verdict": "absent",
+        "changed": False,
+        "msg": "there was nothing to stop: %s does not exist" % selection.what,
+        "processes": [],
+        "survivors": [],
+        "zombies": [],
+        "unit_state": None,
+        "elapsed": 0.0,
+    }
+
+
+def _warned(selection: Selection, pid: int) -> Selection:
+    process = Table.snapshot().get(pid)
+    unit = _ownership.attribute(process)[0] if process is not None and selection.scan is not None else None
+    if unit is not None and unit.endswith(".service"):
+        selection.warnings.append(
+            'the process %d belongs to the unit "%s", which may start it again: stop the unit instead' % (pid, unit)
+        )
+    return selection
+
+
+def mark_of(service: str | None, unit: str | None, definition: dict[str, object]) -> int | None:
+    """The gid of the ownership mark: from the definition, else from the group that bears the service's name."""
+    if not definition and unit:
+        for name in _service.names():
+            try:
+                candidate = _service.load(name)
+            except ServingError:
+                continue
+            if candidate.get("unit") == unit:
+                definition, service = candidate, name
+                break
+    gid = definition.get("mark_gid")
+    if gid is None and service:
+        gid = _ownership.group_id(_service.mark_group(service))
+    return _ownership.check_mark(int(str(gid))) if gid is not None else None
+
+
+def by_unit(mark_gid: int | None) -> Scan:
+    """What the unit owns."""
+
+    def scan(table: Table, state: UnitState | None, previous: Owned | None) -> Owned:
+        assert state is not None
+        return _ownership.of_unit(table, state, mark_gid=mark_gid, previous=previous)
+
+    return scan
+
+
+def by_pid(pid: int, create_time: float | None, user: str | None) -> Scan | None:
+    """What one process owns; None when there is no such process any more."""
+    table = Table.snapshot()
+    process = table.get(pid)
+    if process is None or process.gone:
+        return None
+    _check(table, process, user)
+    if create_time is not None and abs(process.create_time - create_time) > CLOCK_SLIP:
+        raise Refused(
+            'the process %d is "%s" now: it was created at %.2f, not at %.2f'
+            % (pid, process.name, process.create_time, create_time)
+        )
+    return _of_refs([process.ref])
+
+
+def pid_in_file(path: str) -> tuple[int, float] | None:
+    """The pid in a pid file and when it was written; None without a file."""
+    try:
+        with open(path, "rb") as stream:
+            text = stream.read(64).split()
+            written = os.fstat(stream.fileno()).st_mtime
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ServingError('the pid file "%s" cannot be read: %s' % (path, error.strerror)) from error
+    if not text or not text[0].isdigit() or int(text[0]) < 1:
+        raise ServingError('the pid file "%s" holds no process id' % path)
+    return int(text[0]), written
+
+
+def by_pidfile(path: str, create_time: float | None, user: str | None) -> Scan | None:
+    """What the process in a pid file owns. The process must be older than the file: else the number was given anew."""
+    found = pid_in_file(path)
+    if found is None:
+        return None
+    pid, written = found
+    process = Table.snapshot().get(pid)
+    if process is not None and not process.gone and process.create_time > written + CLOCK_SLIP:
+        raise Refused(
+            'the process %d in "%s" is another one now: "%s" was created %.0f s after the file was written'
+            % (pid, path, process.name, process.create_time - written)
+        )
+    return by_pid(pid, create_time, user)
+
+
+def by_pattern(pattern: str, user: str) -> Scan:
+    """What the processes of a user own whose name or command line the pattern is found in."""
+    try:
+        expression = re.compile(pattern)
+        uid = pwd.getpwnam(user).pw_uid
+    except re.error as error:
+        raise UsageError('the pattern "%s" is not a regular expression: %s' % (pattern, error)) from error
+    except KeyError:
+        raise UsageError('the user "%s" does not exist on this host' % user) from None
+    known: dict[ProcessRef, bool] = {}
+
+    def scan(table: Table, _state: UnitState | None, previous: Owned | None) -> Owned:
+        spared = _processes.own_line(table)
+        candidates = [
+            p
+            for p in table
+            if p.uid == uid and p.pid > 1 and p.pid not in spared and not p.kernel_thread and not p.gone
+        ]
+        unread = [p.ref for p in candidates if p.ref not in known and not expression.search(p.name)]
+        lines = _processes.command_lines(unread) if unread else {}
+        for process in candidates:
+            if process.ref in known:
+                continue
+            # A line that could not be read in time is read again at the next look.
+            if process.ref in lines or process.ref not in unread:
+                known[process.ref] = any(expression.search(t) for t in (process.name, lines.get(process.ref, "")))
+        refs = [p.ref for p in candidates if known.get(p.ref)]
+        return _ownership.of_pids(table, refs, previous=previous)
+
+    return scan
+
+
+def _of_refs(refs: list[ProcessRef]) -> Scan:
+    def scan(table: Table, _state: UnitState | None, previous: Owned | None) -> Owned:
+        return _ownership.of_pids(table, refs, previous=previous)
+
+    return scan
+
+
+def _check(table: Table, process: Process, user: str | None) -> None:
+    if process.pid == 1:
+        raise Refused("the process 1 is the init process of this host")
+    if process.kernel_thread:
+        raise Refused('the process %d "%s" is a kernel thread' % (process.pid, process.name))
+    if process.pid in _processes.own_line(table):
+        raise Refused('the process %d "%s" is one that this task runs in' % (process.pid, process.name))
+    if user is not None and process.user != user:
+        raise Refused(
+            'the process %d "%s" belongs to the user "%s", not to "%s"'
+            % (process.pid, process.name, process.user, user)
+        )

@@ -1,0 +1,133 @@
+#!/usr/bin/python
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_start
+short_description: Start the unit of a service once, unless an earlier life of it is still there
+version_added: 1.0.0
+description:
+  - Starts the unit through systemd and returns as soon as its main process runs, which says nothing about the model
+    being loaded. Use M(gpuops.serving.wait_model_ready) for that.
+  - Refuses to start a unit at rest while processes of its earlier life are alive, and names them.
+    M(gpuops.serving.process_tree_stop) ends them.
+author:
+  - gpuops.serving contributors (@gpuops)
+extends_documentation_fragment:
+  - gpuops.serving._attributes
+  - gpuops.serving._service
+  - gpuops.serving._service.mutating
+options:
+  unit:
+    description:
+      - The systemd unit to start. A bare name is a service.
+      - May be given together with O(service), and then takes the place of the unit in its definition.
+    type: str
+  timeout:
+    description:
+      - How long in seconds systemd may take to get the main process, or a gate before it, to run.
+      - A stop that somebody else has begun is waited for within the same time.
+    type: float
+    default: 30
+  reset_failed:
+    description: Reset a failed state and the start counter first, since a start limit that was hit refuses every start.
+    type: bool
+    default: true
+seealso:
+  - module: gpuops.serving.process_tree_stop
+  - module: gpuops.serving.wait_model_ready
+"""
+
+EXAMPLES = r"""
+- name: Start a service
+  gpuops.serving.service_start:
+    service: qwen
+
+- name: Start a hand-written unit
+  gpuops.serving.service_start:
+    unit: sglang.service
+"""
+
+RETURN = r"""
+verdict:
+  description:
+    - V(started), or V(running) when the unit was active or on its way there already.
+    - V(survivors) when processes of an earlier life are alive, V(refused) when the unit is masked, held by a condition,
+      or still stopping, V(failed) when its process ended at once, V(not_found) when there is no such unit.
+  type: str
+  returned: always
+  sample: started
+ok:
+  description: Whether the unit runs.
+  type: bool
+  returned: always
+msg:
+  description: The verdict in one sentence.
+  type: str
+  returned: always
+  sample: "the unit \"sglang.service\" is started: its main process is 4711"
+survivors:
+  description: Processes of an earlier life, with the keys of RV(gpuops.serving.process_tree_stop#module:processes).
+  type: list
+  elements: dict
+  returned: unless another run holds the lease
+unit_state:
+  description:
+    - What systemd says of the unit at the end, with the keys of
+      RV(gpuops.serving.process_tree_stop#module:unit_state).
+  type: dict
+  returned: unless another run holds the lease
+invocation_id:
+  description: Identifier of the unit's present run, empty in check mode.
+  type: str
+  returned: unless another run holds the lease
+main_pid:
+  description: The main process of the unit, 0 while a gate before it still runs.
+  type: int
+  returned: unless another run holds the lease
+elapsed:
+  description: Duration in seconds.
+  type: float
+  returned: unless another run holds the lease
+"""
+
+import typing as t
+
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _selection, _start
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+
+
+def start(context: _ansible.Context) -> t.Dict[str, t.Any]:
+    params = context.params
+    if not params.get("unit"):
+        raise UsageError('the definition of the service "%s" names no unit' % params.get("service"))
+    selection = _selection.select(params)
+    return _start.start(
+        selection,
+        timeout=params["timeout"],
+        reset_failed=params["reset_failed"],
+        check_mode=context.check_mode,
+    )
+
+
+def main() -> None:
+    _ansible.run_module(
+        dict(
+            _ansible.service_spec(),
+            **_ansible.mutating_spec(),
+            unit={"type": "str"},
+            timeout={"type": "float", "default": 30},
+            reset_failed={"type": "bool", "default": True},
+        ),
+        start,
+        fill={"unit": "unit"},
+        mutating=True,
+        required_one_of=[("service", "unit")],
+    )
+
+
+if __name__ == "__main__":
+    main()
