@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import typing as t
 
 from ansible.module_utils.parsing.convert_bool import boolean
-from ansible_collections.gpuops.serving.plugins.module_utils import _service
+from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _service
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 from . import _systemd_text
@@ -28,6 +29,13 @@ UNIT_OPTIONS = (
     "command args env group create_user supplementary_groups working_directory description api_key_env restart_delay "
     "start_burst cpu_quota memory_max limit_nofile limit_memlock tasks_max"
 ).split()
+
+OPTIONS = (
+    "name engine model host port url gpus unit manage_unit api_key user stop_timeout ready_timeout stall_timeout gateway"
+).split() + UNIT_OPTIONS
+LISTS = ("gpus", "command", "args", "supplementary_groups")
+MAPPINGS = ("env", "gateway")
+GATEWAY_OPTIONS = "type host backend server socket url min_healthy".split()
 
 # The variable in which an engine takes its API key. The others know only their command line or a file.
 API_KEY_VARIABLES = {"llama_cpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}
@@ -48,15 +56,36 @@ DEFAULTS: t.Dict[str, t.Any] = {
 START_MARGIN = 60
 
 
-def problems(services: t.Sequence[Item], engines: t.Container[str] = ()) -> t.List[str]:
+def problems(services: t.Sequence[Item]) -> t.List[str]:
     """One sentence for each thing that is wrong with the services of one host."""
+    if not isinstance(services, (list, tuple)) or not all(isinstance(service, t.Mapping) for service in services):
+        return ["gpuops_services is not a list of services"]
     found: t.List[str] = []
     for service in services:
-        found += _item_problems(service)
-        if engines and _value(service, "engine") not in engines:
-            found.append('the engine "%s" of the service "%s" is not known' % (_value(service, "engine"), service.get("name")))
+        found += _shape_problems(service) or _item_problems(service)
+    return found or _clashes(services)
+
+
+def _shape_problems(service: Item) -> t.List[str]:
+    """Names and types; what comes after may rely on them."""
+    of = 'of the service "%s"' % service.get("name", "")
+    found = _unknown(service, OPTIONS, "option", of)
+    for options, kinds, noun in ((LISTS, (list, tuple), "list"), (MAPPINGS, t.Mapping, "mapping")):
+        for option in options:
+            value = service.get(option)
+            if value is not None and (isinstance(value, str) or not isinstance(value, kinds)):  # type: ignore[arg-type]
+                found.append("the %s %s is not a %s" % (option, of, noun))
     if not found:
-        found = _clashes(services)
+        found = _unknown(service.get("gateway") or {}, GATEWAY_OPTIONS, "gateway option", of)
+    return found
+
+
+def _unknown(given: t.Iterable[str], known: t.Sequence[str], noun: str, of: str) -> t.List[str]:
+    found = []
+    for option in given:
+        if option not in known:
+            near = difflib.get_close_matches(str(option), known, 1)
+            found.append('the %s "%s" %s does not exist%s' % (noun, option, of, ': use "%s"' % near[0] if near else ""))
     return found
 
 
@@ -68,6 +97,9 @@ def _item_problems(service: Item) -> t.List[str]:
         return [error.message]
     of = 'of the service "%s"' % name
     found = _address_problems(service, of) + _gateway_problems(service, of)
+    engine = _value(service, "engine")
+    if engine not in _engines.PROFILES:
+        found.append('the engine "%s" %s is not known: use one of %s' % (engine, of, ", ".join(_engines.PROFILES)))
     unit = unit_of(service)
     if not UNIT_NAME.match(unit):
         found.append('the unit "%s" %s is not the name of a service unit: it must end in .service' % (unit, of))

@@ -11,7 +11,7 @@ import typing as t
 
 import pytest
 import yaml
-from ansible_collections.gpuops.serving.plugins.module_utils import _service
+from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _service
 from ansible_collections.gpuops.serving.plugins.plugin_utils import _services
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -40,7 +40,19 @@ def specified() -> dict[str, dict[str, t.Any]]:
         ({"port": None}, 'neither the port nor the url of the service "chat" is given'),
         ({"port": 70000}, 'the port "70000" of the service "chat" is not a number from 1 to 65535'),
         ({"port": "http"}, 'the port "http" of the service "chat" is not a number from 1 to 65535'),
-        ({"engine": "vlllm"}, 'the engine "vlllm" of the service "chat" is not known'),
+        (
+            {"engine": "vlllm"},
+            'the engine "vlllm" of the service "chat" is not known: use one of ' + ", ".join(_engines.PROFILES),
+        ),
+        ({"modle": "x"}, 'the option "modle" of the service "chat" does not exist: use "model"'),
+        ({"xyz": 1}, 'the option "xyz" of the service "chat" does not exist'),
+        ({"gpus": 0}, 'the gpus of the service "chat" is not a list'),
+        ({"args": "--port 1"}, 'the args of the service "chat" is not a list'),
+        ({"env": ["A=b"]}, 'the env of the service "chat" is not a mapping'),
+        (
+            {"gateway": {"type": "haproxy", "sever": "a"}},
+            'the gateway option "sever" of the service "chat" does not exist: use "server"',
+        ),
         (
             {"command": None},
             'the command of the service "chat" is missing: name its program, or set manage_unit to false',
@@ -96,7 +108,7 @@ def specified() -> dict[str, dict[str, t.Any]]:
     ],
 )
 def test_what_cannot_work_is_one_sentence(changes: dict[str, t.Any], sentence: str | None) -> None:
-    found = _services.problems([item(**changes)], ["vllm"])
+    found = _services.problems([item(**changes)])
     assert len(found) == 1
     if sentence is not None:
         assert found == [sentence]
@@ -199,13 +211,21 @@ def test_the_documented_defaults_are_those_of_the_code() -> None:
     assert {name: str(value) for name, value in documented.items()} == {name: str(value) for name, value in code.items()}
 
 
-def test_options_of_managed_units_are_documented() -> None:
-    assert set(_services.UNIT_OPTIONS) <= set(specified())
+def test_every_option_is_documented() -> None:
+    assert sorted(_services.OPTIONS) == sorted(specified())
+    assert sorted(_services.GATEWAY_OPTIONS) == sorted(specified()["gateway"]["options"])
+
+
+def test_types_agree_with_the_documentation() -> None:
+    types = {name: option["type"] for name, option in specified().items()}
+    assert sorted(name for name in types if types[name] == "list") == sorted(_services.LISTS)
+    assert sorted(name for name in types if types[name] == "dict") == sorted(_services.MAPPINGS)
 
 
 def test_the_documented_engines_are_the_known_ones() -> None:
-    from ansible_collections.gpuops.serving.plugins.module_utils import _engines
-
-    known = yaml.safe_load((ROOT / "roles/inference_service/vars/main.yml").read_text(encoding="utf-8"))
-    assert specified()["engine"]["choices"] == known["inference_service__engines"]
     assert set(specified()["engine"]["choices"]) == set(_engines.PROFILES)
+
+
+@pytest.mark.parametrize("services", ["chat", {"name": "chat"}, ["chat"]])
+def test_what_is_no_list_of_services_is_one_sentence(services: t.Any) -> None:
+    assert _services.problems(services) == ["gpuops_services is not a list of services"]
