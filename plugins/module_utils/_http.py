@@ -250,7 +250,8 @@ def _explain(error: BaseException, answer: Answer) -> t.Tuple[str, str]:
     numbers = [cause.errno for cause in causes if isinstance(cause, OSError) and cause.errno is not None]
     for cause in causes:
         if isinstance(cause, ssl.SSLError):
-            return "tls", "TLS failed: %s" % (getattr(cause, "verify_message", "") or cause.reason or cause)
+            why = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or cause
+            return "tls", "TLS failed: %s" % why
         if isinstance(cause, socket.gaierror):
             return "unresolved", "the host name cannot be resolved: %s" % cause.strerror
         if isinstance(cause, requests.exceptions.Timeout):

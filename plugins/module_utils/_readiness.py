@@ -251,6 +251,7 @@ class Wait:
         ending = self._not_the_engine("health", answer)
         if ending is not None or answer.outcome != "answered" or answer.html:
             return ending
+        self._sure("health")
         self._mark("health", answer.status == 200, "status %d" % (answer.status or 0))
         return None
 
@@ -260,6 +261,7 @@ class Wait:
         if ending is not None or answer.outcome != "answered" or answer.html:
             return ending
         if answer.status != 200:
+            self._sure("model")
             self._mark("model", False, "status %d" % (answer.status or 0))
             return None
         listed = _generation.listed_models(answer.body)
@@ -273,6 +275,7 @@ class Wait:
             msg = 'the model "%s" is not listed: there are %s' % (wanted, names) if wanted else "no model is listed"
             if listed and self.profile.models_static:
                 return self._doubt("model", "wrong_server", msg)
+            self._sure("model")
             self._mark("model", False, msg)
             return None
         self._sure("model")
@@ -319,13 +322,13 @@ class Wait:
             self._mark(tier, False, answer.error)
             if answer.outcome in ("tls", "redirected", "too_large"):
                 return self._doubt(tier, "wrong_server", "%s: %s" % (answer.url, answer.error))
+            self._sure(tier)
             return None
         if answer.status in (401, 403):
             msg = "%s answers with status %d: the API key is refused" % (answer.url, answer.status)
             return Ending("auth_error", msg)
         if answer.html and answer.status == 200:
             return self._doubt(tier, "wrong_server", "%s answers with an HTML page: it is another program" % answer.url)
-        self._sure(tier)
         return None
 
     def _mark(self, name: str, reached: bool, detail: str) -> None:

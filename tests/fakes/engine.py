@@ -1,0 +1,423 @@
+#!/usr/bin/env python3
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""A simulated inference engine in one file: the process tree, the log and the bugs of real ones, without a GPU.
+
+A front answers HTTP; schedulers load, hold whatever ``--wrapper`` makes them hold, and may outlive the front.
+It runs with the standard library of Python 3.9, on lab hosts as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import shlex
+import signal
+import socketserver
+import subprocess
+import sys
+import threading
+import time
+import typing as t
+from http.server import BaseHTTPRequestHandler
+
+BUGS = (
+    "",
+    "hang_post",  # GETs answer, POST never does
+    "headers_only",  # status and headers at once, the body never
+    "trickle",  # headers one byte at a time
+    "error_500",
+    "error_400",
+    "error_503",
+    "empty",  # status 200 without a token
+    "empty_text",  # a token that decodes to nothing
+    "wrong_model",
+    "html",
+    "endless",
+    "redirect",
+    "hang_up",
+    "busy",  # like hang_post, but the token counters move
+    "no_stream",  # streaming requests are refused with status 400
+)
+
+TITLES = {
+    "sglang": ("sglang::launch", "sglang::scheduler_TP%d"),
+    "vllm": ("VLLM::APIServer_0", "VLLM::EngineCore_DP%d"),
+    "llama_cpp": ("llama-server", "llama-worker-%d"),
+    "openai": ("engine", "worker-%d"),
+}
+OWNERS = {"sglang": "sglang", "vllm": "vllm", "llama_cpp": "llamacpp", "openai": "somebody"}
+METRICS = {
+    "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:generation_tokens_total"),
+    "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total"),
+    "llama_cpp": ("llamacpp:requests_processing", "llamacpp:requests_deferred", "llamacpp:n_decode_total"),
+}
+LOAD_LINES = {
+    "sglang": ("Init torch distributed begin.", "Load weight begin. avail mem=44.9 GB", "Load weight end."),
+    "vllm": ("Starting to load model", "Loading weights took %d seconds", "Available KV cache memory: 30 GiB"),
+    "llama_cpp": ("load_model: loading model 'm.gguf'", "warming up the model with an empty run"),
+    "openai": ("loading",),
+}
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def set_title(title: str) -> None:
+    """Rename this process as setproctitle does: over its arguments and its environment, which are then gone."""
+    with open("/proc/self/comm", "w", encoding="utf-8") as handle:
+        handle.write(title[:15])
+    with open("/proc/self/stat", "rb") as handle:
+        fields = handle.read().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[48])  # arg_start, env_end
+    if begin and end > begin:
+        size = end - begin
+        ctypes.memmove(begin, title.encode()[: size - 1].ljust(size, b"\0"), size)
+
+
+class State:
+    """What the front knows: its load, and whether its schedulers live."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.ready = threading.Event()
+        self.lock = threading.Lock()
+        self.slots = threading.Semaphore(options.slots)
+        self.running = 0
+        self.waiting = 0
+        self.tokens = 0
+        self.draining = False
+
+    @property
+    def bug(self) -> str:
+        if self.options.bug_file:
+            try:
+                with open(self.options.bug_file, encoding="utf-8") as handle:
+                    return handle.read().strip()
+            except OSError:
+                return ""
+        return str(self.options.bug)
+
+    def add(self, running: int = 0, waiting: int = 0, tokens: int = 0) -> None:
+        with self.lock:
+            self.running += running
+            self.waiting += waiting
+            self.tokens += tokens
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    state: State
+
+    def log_message(self, format: str, *args: t.Any) -> None:
+        if self.state.options.access_log:
+            say('127.0.0.1 - "%s"' % (format % args))
+
+    def do_GET(self) -> None:
+        state, path = self.state, self.path.split("?")[0]
+        if state.bug == "html":
+            self._send(200, "<!DOCTYPE html><title>a chat</title>", "text/html")
+        elif path == "/health":
+            up = state.ready.is_set() and not state.draining
+            body = {"status": "ok"} if up else {"error": {"code": 503, "message": "Loading model"}}
+            self._send(200 if up else 503, json.dumps(body))
+        elif not self._allowed():
+            self._send(401, json.dumps({"error": {"message": "Invalid API Key"}}))
+        elif path == "/v1/models":
+            row = {"id": state.options.model, "object": "model", "owned_by": OWNERS[state.options.engine]}
+            self._send(200, json.dumps({"object": "list", "data": [row]}))
+        elif path == "/metrics" and state.options.engine in METRICS and not state.options.no_metrics:
+            if state.bug == "busy":
+                state.add(tokens=7)
+            values = (state.running, state.waiting, state.tokens)
+            names = METRICS[state.options.engine]
+            text = "".join('%s{model_name="m"} %d\n' % pair for pair in zip(names, values))
+            self._send(200, "# HELP x y\n" + text, "text/plain; version=0.0.4")
+        else:
+            self._send(404, json.dumps({"detail": "Not Found"}))
+
+    def do_POST(self) -> None:
+        state, bug = self.state, self.state.bug
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
+        if not self._allowed():
+            self._send(401, json.dumps({"error": {"message": "Invalid API Key"}}))
+        elif self.path not in ("/v1/completions", "/v1/chat/completions"):
+            self._send(404, json.dumps({"detail": "Not Found"}))
+        elif bug in ("hang_post", "busy") or not state.ready.is_set():
+            time.sleep(3600)
+        elif bug.startswith("error_") or (bug == "no_stream" and body.get("stream")):
+            status = 400 if bug == "no_stream" else int(bug[6:])
+            self._send(status, json.dumps({"error": {"message": "something broke inside"}}))
+        elif bug:
+            self._misbehave(bug, body)
+        else:
+            self._generate(body)
+
+    def _allowed(self) -> bool:
+        key = self.state.options.api_key
+        return not key or self.headers.get("authorization") == "Bearer " + key
+
+    def _misbehave(self, bug: str, body: t.Dict[str, t.Any]) -> None:
+        if bug == "headers_only":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n")
+            time.sleep(3600)
+        elif bug == "trickle":
+            for _ in range(3600):
+                self.wfile.write(b"H")
+                time.sleep(1)
+        elif bug == "endless":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+            while True:
+                self.wfile.write(b" " * 65536)
+        elif bug == "redirect":
+            self.send_response(307)
+            self.send_header("Location", self.state.options.redirect_to)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif bug == "hang_up":
+            self.close_connection = True
+        elif bug == "html":
+            self._send(200, "<!DOCTYPE html><title>a chat</title>", "text/html")
+        else:
+            self._generate(body)
+
+    def _generate(self, body: t.Dict[str, t.Any]) -> None:
+        state, bug = self.state, self.state.bug
+        state.add(waiting=1)
+        with state.slots:
+            state.add(waiting=-1, running=1)
+            try:
+                self._tokens(body, bug, int(body.get("max_tokens") or 16))
+            finally:
+                state.add(running=-1)
+
+    def _tokens(self, body: t.Dict[str, t.Any], bug: str, count: int) -> None:
+        state = self.state
+        model = "another" if bug == "wrong_model" else state.options.model
+        chat = "chat" in self.path
+        word = "" if bug in ("empty", "empty_text") else "w "
+        count = 0 if bug == "empty" else count
+        usage = {"prompt_tokens": 5, "completion_tokens": count, "total_tokens": 5 + count}
+        end = "stop" if bug == "empty" else "length"
+        if not body.get("stream"):
+            time.sleep(state.options.token_delay * count)
+            state.add(tokens=count)
+            part = {"message": {"content": word * count}} if chat else {"text": word * count}
+            choice = dict(part, index=0, finish_reason=end)
+            self._send(200, json.dumps({"model": model, "choices": [choice], "usage": usage}))
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for number in range(count):
+            time.sleep(state.options.token_delay)
+            state.add(tokens=1)
+            part = {"delta": {"content": word}} if chat else {"text": word}
+            last = end if number == count - 1 and bug != "empty_text" else None
+            self._event({"model": model, "choices": [dict(part, index=0, finish_reason=last)]})
+        if (body.get("stream_options") or {}).get("include_usage"):
+            self._event({"model": model, "choices": [], "usage": usage})
+        self._chunk(b"data: [DONE]\n\n")
+        self._chunk(b"")
+
+    def _event(self, reply: t.Dict[str, t.Any]) -> None:
+        self._chunk(b"data: %s\n\n" % json.dumps(reply).encode())
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.wfile.flush()
+
+    def _send(self, status: int, body: str, kind: str = "application/json") -> None:
+        data = body.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: t.Any, client_address: t.Any) -> None:
+        """A client that went away is not worth a traceback."""
+
+
+def load(options: argparse.Namespace) -> None:
+    """Spend the time that loading takes, saying what such an engine says."""
+    lines = LOAD_LINES[options.engine]
+    end = time.monotonic() + options.load
+    step, steps = 0, max(1, int(options.load / 0.2))
+    while time.monotonic() < end:
+        step += 1
+        if options.log == "normal" and step <= len(lines):
+            say(lines[step - 1] % step if "%d" in lines[step - 1] else lines[step - 1])
+        elif options.log == "repeat":
+            say("%s Waiting for shard to be ready... rank=0" % time.strftime("%H:%M:%S"))
+        elif options.log == "tqdm":
+            percent = min(100, 100 * step // steps)
+            sys.stdout.write(
+                "\rLoading safetensors checkpoint shards: %3d%% Completed | %d/%d" % (percent, step, steps)
+            )
+            sys.stdout.flush()
+        pause = min(0.2, max(0.0, end - time.monotonic()))
+        if options.burn:
+            until = time.monotonic() + pause
+            while time.monotonic() < until:
+                pass
+        else:
+            time.sleep(pause)
+
+
+def die_later(options: argparse.Namespace) -> None:
+    if options.crash_after is None:
+        return
+
+    def die() -> None:
+        time.sleep(options.crash_after)
+        if options.last_words:
+            say(options.last_words)
+        os._exit(options.exit_code)
+
+    threading.Thread(target=die, daemon=True).start()
+
+
+def scheduler(options: argparse.Namespace) -> int:
+    """A scheduler: load, say so to the front, then stay until told to end, or for ever."""
+    if options.worker_on_term == "ignore":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not options.plain_titles:
+        set_title(TITLES[options.engine][1] % options.number)
+    load(options)
+    os.write(options.ready_fd, b"r")
+    while True:
+        time.sleep(3600)
+
+
+def start_scheduler(options: argparse.Namespace, number: int, ready_fd: int) -> t.Optional[subprocess.Popen[bytes]]:
+    """Start one as the topology wants it; a daemonised one is nobody's child from its first moment on."""
+    command = [*shlex.split(options.wrapper or ""), sys.executable, os.path.abspath(__file__), *sys.argv[1:]]
+    command += ["--role", "scheduler", "--number", str(number), "--ready-fd", str(ready_fd)]
+    if options.topology != "daemon":
+        return subprocess.Popen(command, pass_fds=[ready_fd], start_new_session=options.topology == "session")
+    if os.fork() == 0:
+        os.setsid()
+        subprocess.Popen(command, pass_fds=[ready_fd])
+        os._exit(0)
+    os.wait()
+    return None
+
+
+def watch(options: argparse.Namespace, state: State, reader: int) -> None:
+    """Wait until every scheduler is loaded, and notice when the last one is gone."""
+    loaded = 0
+    while True:
+        got = os.read(reader, 1)
+        if not got:
+            break
+        loaded += 1
+        if loaded == options.workers:
+            say("The server is fired up and ready to roll!")
+            state.ready.set()
+    if options.on_worker_death == "exit":
+        say("Received sigquit from a child proces. It usually means the child failed.")
+        os._exit(1)
+    state.options.bug, state.options.bug_file = "hang_post", None
+
+
+def front(options: argparse.Namespace) -> int:
+    state = State(options)
+    children: t.List[subprocess.Popen[bytes]] = []
+
+    def on_term(_number: int, _frame: t.Any) -> None:
+        state.draining = True
+        threading.Thread(target=leave, daemon=True).start()
+
+    def leave() -> None:
+        while options.on_term == "drain" and state.running + state.waiting:
+            say("Gracefully exiting... remaining number of requests %d" % (state.running + state.waiting))
+            time.sleep(0.2)
+        for child in children:
+            child.terminate()
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if options.on_term == "ignore" else on_term)
+    say("server_args=ServerArgs(model_path='%s', port=%d)" % (options.model, options.port))
+    die_later(options)
+    if options.workers:
+        reader, writer = os.pipe()
+        for number in range(options.workers):
+            child = start_scheduler(options, number, writer)
+            if child is not None:
+                children.append(child)
+        os.close(writer)
+        threading.Thread(target=watch, args=(options, state, reader), daemon=True).start()
+    if not options.plain_titles:
+        set_title(TITLES[options.engine][0])
+    if not options.workers:
+        if options.engine == "llama_cpp":
+            threading.Thread(target=lambda: (load(options), state.ready.set()), daemon=True).start()
+        else:
+            load(options)
+            state.ready.set()
+    elif options.engine != "llama_cpp":
+        state.ready.wait()
+    Handler.state = state
+    try:
+        server = Server((options.host, options.port), Handler)
+    except OSError as error:
+        say("[Errno %d] error while attempting to bind on address: address already in use" % (error.errno or 0))
+        return 1
+    say("Application startup complete.")
+    server.serve_forever()
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--engine", choices=sorted(TITLES), default="sglang")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--api-key")
+    parser.add_argument("--no-metrics", action="store_true")
+    parser.add_argument("--access-log", action="store_true")
+    parser.add_argument("--load", type=float, default=0.5, help="seconds that loading takes")
+    parser.add_argument("--log", choices=["normal", "silent", "repeat", "tqdm"], default="normal")
+    parser.add_argument("--burn", action="store_true", help="keep a core busy while loading")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--topology", choices=["child", "session", "daemon"], default="child")
+    parser.add_argument("--wrapper", help="command that the schedulers are started through, such as gpu-hold ... --")
+    parser.add_argument("--plain-titles", action="store_true")
+    parser.add_argument("--on-term", choices=["exit", "drain", "ignore"], default="exit")
+    parser.add_argument("--worker-on-term", choices=["exit", "ignore"], default="exit")
+    parser.add_argument("--on-worker-death", choices=["exit", "hang"], default="exit")
+    parser.add_argument("--crash-after", type=float)
+    parser.add_argument("--exit-code", type=int, default=1)
+    parser.add_argument("--last-words")
+    parser.add_argument("--token-delay", type=float, default=0.01)
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--bug", choices=BUGS, default="")
+    parser.add_argument("--bug-file", help="file that holds the name of the present bug, read at each request")
+    parser.add_argument("--redirect-to", default="http://localhost:1/v1/completions")
+    parser.add_argument("--pid-file", help="file to which each process of the tree adds its pid")
+    parser.add_argument("--role", choices=["front", "scheduler"], default="front")
+    parser.add_argument("--number", type=int, default=0)
+    parser.add_argument("--ready-fd", type=int, default=-1)
+    options = parser.parse_args()
+    if options.pid_file:
+        with open(options.pid_file, "a", encoding="utf-8") as handle:
+            handle.write("%d\n" % os.getpid())
+    return scheduler(options) if options.role == "scheduler" else front(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

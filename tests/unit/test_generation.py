@@ -1,0 +1,195 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+import typing as t
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _generation, _http
+from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
+
+OPENAI = _engines.PROFILES["openai"]
+
+
+def stream(*replies: t.Any) -> _http.Answer:
+    events = [(0.1 * (number + 1), json.dumps(reply)) for number, reply in enumerate(replies)]
+    return _http.Answer("u", status=200, content_type="text/event-stream", events=[*events, (1.0, "[DONE]")], elapsed=1)
+
+
+def whole(reply: t.Any, status: int = 200) -> _http.Answer:
+    return _http.Answer("u", status=status, content_type="application/json", body=json.dumps(reply), elapsed=0.5)
+
+
+def text(word: t.Optional[str], end: t.Optional[str] = None, model: str = "m") -> t.Dict[str, t.Any]:
+    return {"model": model, "choices": [{"text": word, "index": 0, "finish_reason": end}]}
+
+
+def usage(tokens: int) -> t.Dict[str, t.Any]:
+    return {"model": "m", "choices": [], "usage": {"completion_tokens": tokens}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "tokens", "ttft"),
+    [
+        (stream(text("x"), text("", "length"), usage(1)), "ok", 1, 0.1),
+        # The first token of a healthy engine may decode to an empty text.
+        (stream(text(""), usage(1)), "ok", 1, 0.2),
+        (stream(text("", "length")), "ok", 1, 0.1),
+        (whole(dict(text(""), usage={"completion_tokens": 1})), "ok", 1, 0.5),
+        (whole(text("x")), "ok", 1, 0.5),
+        (stream(text("", "stop")), "empty_response", None, None),
+        (stream(text("", "stop"), usage(0)), "empty_response", 0, None),
+        (whole({"model": "m", "choices": []}), "empty_response", None, None),
+        (stream(), "error_response", None, None),
+        (stream({"error": {"message": "engine died"}}), "error_response", None, None),
+        (stream(text("x", model="other")), "wrong_model", None, 0.1),
+        (whole(text("x", model="org/m")), "ok", 1, 0.5),
+        (whole({"detail": "boom"}, 500), "error_response", None, None),
+        (whole({"error": "bad"}, 400), "error_response", None, None),
+        (whole({"error": "key"}, 401), "auth_error", None, None),
+        (whole({"error": "key"}, 403), "auth_error", None, None),
+        (whole({"error": "too many"}, 429), "busy", None, None),
+        (whole({"message": "The model `m` does not exist."}, 404), "wrong_model", None, None),
+        (whole({"detail": "Not Found"}, 404), "error_response", None, None),
+        (_http.Answer("u", status=200, content_type="text/html", body="<html>"), "misconfigured", None, None),
+        (_http.Answer("u", status=502, content_type="text/html", body="<html>"), "error_response", None, None),
+        (_http.Answer("u", "timeout", error="x"), "wedged", None, None),
+        (_http.Answer("u", "refused", error="x"), "dead", None, None),
+        (_http.Answer("u", "broken", error="x"), "error_response", None, None),
+        (_http.Answer("u", "too_large", error="x"), "error_response", None, None),
+        (_http.Answer("u", "redirected", error="x"), "misconfigured", None, None),
+        (_http.Answer("u", "tls", error="x"), "misconfigured", None, None),
+        (_http.Answer("u", "unresolved", error="x"), "misconfigured", None, None),
+    ],
+)
+def test_what_an_answer_proves(
+    answer: _http.Answer, verdict: str, tokens: t.Optional[int], ttft: t.Optional[float]
+) -> None:
+    side = _generation.judge(answer, "completions", "m")
+    assert (side.verdict, side.tokens, side.ttft) == (verdict, tokens, ttft)
+    assert bool(side.error) is (verdict != "ok")
+
+
+def test_a_role_alone_is_no_token_of_a_chat_and_reasoning_is_one() -> None:
+    role = {"model": "m", "choices": [{"delta": {"role": "assistant", "content": ""}}]}
+    thought = {"model": "m", "choices": [{"delta": {"reasoning_content": "hm"}}]}
+    assert _generation.judge(stream(role), "chat", "m").verdict == "empty_response"
+    assert _generation.judge(stream(role, thought), "chat", "m").ttft == 0.2
+
+
+class Server:
+    """Answers in order, and remembers what was asked."""
+
+    def __init__(self, *answers: _http.Answer) -> None:
+        self.answers = list(answers)
+        self.asked: t.List[_http.Request] = []
+
+    def __call__(self, request: _http.Request) -> _http.Answer:
+        self.asked.append(request)
+        return self.answers.pop(0)
+
+
+def ask(server: Server, **question: t.Any) -> Side:
+    return _generation._ask("http://h", _generation.Question(OPENAI, **question), server)
+
+
+def test_a_chat_is_asked_where_there_are_no_completions() -> None:
+    server = Server(whole({"detail": "Not Found"}, 404), stream(text("x")))
+    assert ask(server, model="m").endpoint == "chat"
+    assert [request.url for request in server.asked] == ["http://h/v1/completions", "http://h/v1/chat/completions"]
+    assert "messages" in (server.asked[1].body or {})
+
+
+def test_a_server_that_cannot_stream_is_asked_without() -> None:
+    server = Server(whole({"error": "stream_options"}, 400), whole(text("x")))
+    assert ask(server, model="m").verdict == "ok"
+    assert [request.stream for request in server.asked] == [True, False]
+
+
+def test_a_server_that_refuses_everything_is_asked_twice_and_no_more() -> None:
+    server = Server(whole({"error": "no"}, 400), whole({"error": "no"}, 400))
+    assert ask(server, model="m", endpoint="completions").verdict == "error_response"
+    assert server.answers == []
+
+
+def test_without_a_model_the_first_one_listed_is_asked() -> None:
+    server = Server(whole({"data": [{"id": "one"}, {"id": "two"}]}), stream(text("x", model="one")))
+    assert ask(server).verdict == "ok"
+    assert (server.asked[1].body or {})["model"] == "one"
+
+
+def test_every_prompt_is_a_new_one() -> None:
+    bodies = [_generation._body("completions", "m", None, True) for _ in range(2)]
+    assert bodies[0]["prompt"] != bodies[1]["prompt"]
+    assert _generation._body("completions", "m", "mine", False) == {
+        "max_tokens": 1,
+        "temperature": 0,
+        "model": "m",
+        "prompt": "mine",
+    }
+
+
+def side(verdict: str, url: str = "u") -> Side:
+    return Side(verdict, url, ttft=0.25, error="" if verdict == "ok" else "it is so")
+
+
+@pytest.mark.parametrize(
+    ("direct", "route", "verdict"),
+    [
+        ("ok", None, "ok"),
+        (None, "ok", "ok"),
+        ("ok", "ok", "ok"),
+        ("ok", "slow", "slow"),
+        ("ok", "wedged", "route_broken"),
+        ("ok", "dead", "route_broken"),
+        ("ok", "error_response", "route_broken"),
+        ("slow", "misconfigured", "route_broken"),
+        ("ok", "empty_response", "route_broken"),
+        ("ok", "auth_error", "auth_error"),
+        ("ok", "wrong_model", "wrong_model"),
+        ("ok", "busy", "busy"),
+        ("wedged", "ok", "wedged"),
+        ("dead", "wedged", "dead"),
+        ("busy", "wedged", "busy"),
+        (None, "error_response", "error_response"),
+    ],
+)
+def test_the_verdict_comes_from_both_sides(direct: t.Optional[str], route: t.Optional[str], verdict: str) -> None:
+    sides = [None if word is None else side(word) for word in (direct, route)]
+    assert _generation.overall(*sides)[0] == verdict
+
+
+def test_the_sentence_names_the_side() -> None:
+    assert _generation.overall(side("ok"), side("dead", "http://gw"))[1] == (
+        "the engine generates, but the route does not: http://gw: it is so"
+    )
+    assert _generation.overall(side("ok"), side("ok"))[1] == (
+        "a token came back directly after 0.25 s and through the route after 0.25 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("ttft", "total", "max_ttft", "max_total", "verdict"),
+    [
+        (1, 2, None, None, "ok"),
+        (1, 6, None, None, "slow"),
+        (1, 6, 2, None, "ok"),
+        (3, 6, 2, None, "slow"),
+        (1, 6, None, 5, "slow"),
+        (1, 6, None, 7, "ok"),
+    ],
+)
+def test_slow_is_what_exceeds_a_limit_or_half_the_time(
+    ttft: float, total: float, max_ttft: t.Optional[float], max_total: t.Optional[float], verdict: str
+) -> None:
+    found = _generation.slow(Side("ok", ttft=ttft, total=total), max_ttft, max_total, 5)
+    assert found.verdict == verdict
+
+
+def test_every_word_is_in_the_table_of_verdicts() -> None:
+    from ansible_collections.gpuops.serving.plugins.module_utils._verdicts import VERDICTS
+
+    assert set(_generation.GRAVITY) <= set(VERDICTS)

@@ -1,0 +1,114 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import typing as t
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _http, _load
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock, Deadline
+
+VLLM = _engines.PROFILES["vllm"]
+TEXT = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a{b}\\"c"} 3.0
+vllm:num_requests_running{engine="1",model_name="a"} 1
+vllm:num_requests_waiting{engine="0"} 0.0 1712345678901
+vllm:kv_cache_usage_perc{engine="0"} 0.25
+vllm:kv_cache_usage_perc{engine="1"} 0.5
+vllm:generation_tokens_total{engine="0"} 1.5e+03
+vllm:time_to_first_token_seconds_bucket{le="+Inf"} 7
+broken line without a value
+vllm:estimated NaN
+"""
+
+
+class FakeClock(Clock):
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_metrics_of_several_ranks_add_up_and_the_fullest_cache_counts() -> None:
+    load = _load.load_of(VLLM, _load.parse(TEXT))
+    assert load == _load.Load(4.0, 0.0, 0.5, {"vllm:generation_tokens_total": 1500.0})
+
+
+def load(running: float = 0, waiting: float = 0, tokens: float = 0) -> _load.Reading:
+    return _load.Reading(_load.Load(running, waiting, None, {"tokens": tokens}))
+
+
+def wait(readings: t.List[_load.Reading], timeout: float = 10) -> _load.IdleWait:
+    left = list(readings)
+    return _load.wait_idle(lambda _left: left.pop(0) if len(left) > 1 else left[0], Deadline(timeout, FakeClock()), 1)
+
+
+@pytest.mark.parametrize(
+    ("readings", "verdict", "count"),
+    [
+        ([load(), load()], "idle", 2),
+        ([load(2), load(0, 1), load(), load()], "idle", 4),
+        # One quiet look between two busy ones is not idle.
+        ([load(), load(1), load(), load()], "idle", 4),
+        # The gauges say zero, but tokens come out: somebody is being served.
+        ([load(tokens=1), load(tokens=2), load(tokens=3), load(tokens=3)], "idle", 4),
+        ([load(1)], "busy", 11),
+        ([_load.Reading(None, "absent", "refused")], "absent", 1),
+        ([_load.Reading(None, "unknown", "status 501")], "unknown", 11),
+        ([load(), _load.Reading(None, "unknown", "slow"), load(), load()], "idle", 4),
+    ],
+)
+def test_idle_is_two_quiet_looks_in_a_row(readings: t.List[_load.Reading], verdict: str, count: int) -> None:
+    found = wait(readings)
+    assert (found.verdict, found.readings) == (verdict, count)
+
+
+def test_no_time_means_one_look_and_its_confirmation() -> None:
+    assert wait([load()], timeout=0) == _load.IdleWait(
+        "idle", "the engine is idle: nothing runs and nothing waits", load().load, 2
+    )
+    assert wait([load(3, 2)], timeout=0).msg == "the engine is still busy after 0 s: 3 running, 2 waiting"
+    restless = [load(tokens=number) for number in range(20)]
+    assert (wait(restless, timeout=0).verdict, wait(restless, timeout=0).readings) == ("busy", 2)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why", "error"),
+    [
+        (
+            _http.Answer("u", "refused", error="connection refused"),
+            "absent",
+            "nothing answers at u: connection refused",
+        ),
+        (_http.Answer("u", "timeout", error="no answer within 1 s"), "unknown", "u: no answer within 1 s"),
+        (
+            _http.Answer("u", status=501),
+            "unknown",
+            "u answers with status 501: start llama-server with --metrics",
+        ),
+        (_http.Answer("u", status=200, body="x 1\n"), "unknown", "u has no metric llamacpp:requests_processing"),
+        (
+            _http.Answer("u", status=200, body="llamacpp:requests_processing 0\n"),
+            "unknown",
+            "u has no metric llamacpp:requests_deferred",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_never_idle(answer: _http.Answer, why: str, error: str) -> None:
+    assert _load.reading_of(_engines.PROFILES["llama_cpp"], answer) == _load.Reading(None, why, error)
+
+
+def test_counters_are_compared_only_where_both_looks_have_them() -> None:
+    one, two = load(tokens=1).load, load(tokens=2).load
+    assert _load.moved(one, two) is True
+    assert _load.moved(one, one) is False
+    assert _load.moved(None, one) is None
+    assert _load.moved(one, _load.Load(0, 0, None, {"other": 1})) is None
