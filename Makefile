@@ -52,14 +52,23 @@ $(COLLECTION):
 .PHONY: test
 test: lint unit integration molecule ## run all checks and tests
 
-.PHONY: lint
-lint: venv ## yamllint, ruff, mypy and ansible-lint
+.PHONY: lint lint-yaml lint-python lint-types lint-ansible
+lint: lint-yaml lint-python lint-types lint-ansible ## yamllint, ruff, mypy and ansible-lint
+
+lint-yaml: venv
 	$(BIN)/yamllint --strict .
+
+lint-python: venv
 	$(BIN)/ruff check .
-	cd .cache/collections && MYPYPATH=. $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p ansible_collections.gpuops.serving.plugins
+
+lint-types: venv
+	cd .cache/collections && MYPYPATH=. $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
+		-p ansible_collections.gpuops.serving.plugins
 	MYPYPATH=tests/lab $(BIN)/mypy --config-file pyproject.toml -p gpulab
-	$(BIN)/mypy --config-file pyproject.toml tests/lab/traffic.py
-	$(VENV_PATH) $(BIN)/ansible-lint --offline --profile production
+	MYPYPATH=tests/lab $(BIN)/mypy --config-file pyproject.toml tests/lab/*.py
+
+lint-ansible: venv
+	$(VENV_PATH) ansible-lint --offline --nocolor --profile production
 
 .PHONY: unit
 unit: venv ## run the unit tests

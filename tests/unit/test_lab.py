@@ -144,7 +144,9 @@ def test_root_is_named_by_its_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_mirror_is_the_machines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAB_MIRROR", raising=False)
-    listing = "Node Source|Node Source|https://one/\nDebian|Debian-Security|http://two/\nDebian|Debian|http://three/d/\n"
+    listing = (
+        "Node Source|Node Source|https://one/\nDebian|Debian-Security|http://two/\nDebian|Debian|http://three/d/\n"
+    )
     monkeypatch.setattr(roots, "command", lambda *_: listing)
     assert roots.mirror() == "http://three/d"
 

@@ -66,6 +66,11 @@ def tree_parts(folder: Path) -> list[str | bytes]:
     return parts
 
 
+def in_use(layer: Path) -> bool:
+    """Say whether an overlay of a running lab has *layer* below it."""
+    return str(layer) in Path("/proc/self/mounts").read_text(encoding="utf-8")
+
+
 def write(path: Path, text: str, mode: int = 0o644) -> None:
     """Write *text* whole or not at all, with *mode* from the first byte on."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Iterable
 
 from . import engine
-from .common import CACHE, LAB, REPO, LabError, command, digest, locked, tree_parts, write
+from .common import CACHE, LAB, REPO, LabError, command, digest, in_use, locked, tree_parts, write
 from .state import Host, Lab
 
 _FILES = LAB / "files" / "gpu"
@@ -66,6 +66,9 @@ def _gpu_layer() -> Path:
         for path in (fresh, *fresh.rglob("*")):
             os.chown(path, 0, 0, follow_symlinks=False)
         fresh.rename(target)
+        for old in target.parent.glob("gpu-*"):
+            if old != target and not in_use(old):
+                shutil.rmtree(old, ignore_errors=True)
     return target
 
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Iterable
 
-from .common import CACHE, LAB, LabError, command, digest, locked, tree_parts
+from .common import CACHE, LAB, LabError, command, digest, in_use, locked, tree_parts
 
 PACKAGES = (
     "ca-certificates",
@@ -133,15 +133,10 @@ def build_root(release: str) -> Path:
         _finish(fresh)
         fresh.rename(target)
         for old in target.parent.glob(f"{release}-*"):
-            if old != target and not _in_use(old):
+            if old != target and not in_use(old):
                 shutil.rmtree(old, ignore_errors=True)
         print(f"lab: root of {release} built in {time.monotonic() - started:.0f} s", flush=True)
     return target
-
-
-def _in_use(root: Path) -> bool:
-    """Say whether an overlay of a running lab has *root* below it."""
-    return str(root) in Path("/proc/self/mounts").read_text(encoding="utf-8")
 
 
 def build_roots(releases: Iterable[str]) -> dict[str, Path]:
