@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import typing as t
 
-from ansible_collections.gpuops.serving.plugins.plugin_utils import _services
+from ansible_collections.gpuops.serving.plugins.plugin_utils import _service_checks, _services
 
 
 class FilterModule:
@@ -14,7 +14,7 @@ class FilterModule:
 
     def filters(self) -> t.Dict[str, t.Callable[..., t.Any]]:
         return {
-            "service_problems": _services.problems,
+            "service_problems": _service_checks.problems,
             "service_items": _services.resolve,
             "service_secrets": _services.secrets,
         }

@@ -134,9 +134,7 @@ def fetch(wanted: Target, lines: t.Sequence[str], cache: str, wheelhouse: str = 
     return folder
 
 
-def _pip(
-    wanted: Target, lines: t.Sequence[str], folder: str, wheelhouse: str
-) -> subprocess.CompletedProcess[str]:
+def _pip(wanted: Target, lines: t.Sequence[str], folder: str, wheelhouse: str) -> subprocess.CompletedProcess[str]:
     command = pip_command() + ["download", "--quiet", "--disable-pip-version-check", "--no-input", "--dest", folder]
     command += ["--only-binary=:all:", "--implementation=cp", "--python-version=" + wanted.python]
     command += ["--platform=" + platform % wanted.machine for platform in PLATFORMS]

@@ -2,7 +2,7 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""The host agent's archive: resolvable for every Python and machine that is served, complete, and installed at one stroke."""
+"""The host agent's archive: resolvable for every Python and machine served, complete, and installed at one stroke."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PYTHONS = ["3.%d" % minor for minor in range(8, 15)]
 MACHINES = ["x86_64", "aarch64"]
 TARGETS = [archive.target(python, machine) for python in PYTHONS for machine in MACHINES]
 HERE = archive.target("%d.%d" % sys.version_info[:2], os.uname().machine)
-NEEDED = ("psutil/__init__.py", "requests/__init__.py", "pynvml.py", "urllib3/", "idna/", "certifi/", "charset_normalizer/")
+NEEDED = ("psutil/__init__.py", "requests/__init__.py", "pynvml.py", "urllib3/", "idna/", "certifi/", "charset_nor")
 
 
 def requirements() -> t.Any:
@@ -102,7 +102,9 @@ def test_equal_content_makes_equal_archives(cache: str, tmp_path: pathlib.Path) 
     assert again.read_bytes() == pathlib.Path(archive.archive_path(HERE, requirements(), cache)).read_bytes()
 
 
-def test_many_hosts_at_once_build_one_archive(tmp_path: pathlib.Path, cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_hosts_at_once_build_one_archive(
+    tmp_path: pathlib.Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheels = archive.fetch(HERE, archive.pins(requirements(), HERE.python), cache)
     fetched = []
 

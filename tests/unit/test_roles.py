@@ -59,7 +59,7 @@ def test_variables_that_are_not_documented_are_marked_private(role: str) -> None
 
 @pytest.mark.parametrize("role", ROLES)
 def test_facts_are_read_from_ansible_facts(role: str) -> None:
-    injected = re.compile(r"\bansible_(?:distribution|architecture|python\b|os_family|hostname|default_ipv4|user_id)\w*")
+    injected = re.compile(r"\bansible_(?:distribution|architecture|python\b|os_family|hostname|default_ipv4)\w*")
     for path, text in texts(role):
         assert not injected.search(text), path
 
