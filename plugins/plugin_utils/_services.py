@@ -72,7 +72,7 @@ def _resolve(service: Item) -> t.Dict[str, t.Any]:
         group=service.get("group"),
         supplementary_groups=list(service.get("supplementary_groups") or ()),
         working_directory=_systemd_text.plain(str(service.get("working_directory") or "")),
-        visible_gpus=",".join(map(str, service.get("gpus") or ())),
+        visible_gpus=None if service.get("gpus") is None else ",".join(map(str, service["gpus"])),
         stop_timeout=_number(stop),
         restart_delay=_number(delay),
         start_burst=burst,
@@ -113,7 +113,8 @@ def definition(service: Item) -> t.Dict[str, t.Any]:
         "route_url": gateway.get("url") if gateway.get("type", "none") != "none" else None,
         "engine": value_of(service, "engine"),
         "model": value_of(service, "model"),
-        "gpus": [str(gpu) for gpu in service.get("gpus") or ()] or None,
+        # None is all GPUs of the host, an empty list is none of them.
+        "gpus": None if service.get("gpus") is None else [str(gpu) for gpu in service["gpus"]],
         "user": service.get("user") or ("root" if managed else None),
         "mark_group": _service.mark_group(name) if managed else None,
         "api_key_file": "%s/%s.key" % (ENV_FOLDER, name) if service.get("api_key") else None,

@@ -191,6 +191,15 @@ def test_the_url_is_one_that_the_host_itself_can_ask(host: str | None, url: str)
     assert _services.definition(item(host=host))["url"] == url
 
 
+@pytest.mark.parametrize(
+    ("gpus", "defined", "visible"), [(None, None, None), ([], [], ""), ([0, "GPU-1"], ["0", "GPU-1"], "0,GPU-1")]
+)
+def test_no_list_of_gpus_means_all_and_an_empty_one_none(gpus: t.Any, defined: t.Any, visible: t.Any) -> None:
+    (found,) = _services.resolve([item(gpus=gpus)])
+    assert found["definition"]["gpus"] == defined
+    assert found["visible_gpus"] == visible
+
+
 @pytest.mark.parametrize("ready", [30, 600, 7200])
 def test_the_start_limit_can_be_reached_by_an_engine_that_dies_after_its_longest_load(ready: int) -> None:
     (found,) = _services.resolve([item(ready_timeout=ready)])
