@@ -45,7 +45,7 @@ def build(python: str) -> Path:
         source = _source(python, work, log)
         cmake = ["cmake", "-S", str(_FILES), "-B", str(work / "out"), "-G", "Ninja", f"-DLLAMA_SOURCE={source}"]
         _logged([*cmake, *_OPTIONS], log)
-        _logged(["nice", "ninja", "-C", str(work / "out"), f"-j{os.cpu_count() or 1}", "llama-server"], log)
+        _logged(["ninja", "-C", str(work / "out"), f"-j{os.cpu_count() or 1}", "llama-server"], log)
         found = next((path for path in (work / "out").rglob("llama-server") if path.is_file()), None)
         if found is None:
             raise LabError(f"llama-server was built nowhere: the log is in '{log}'.")

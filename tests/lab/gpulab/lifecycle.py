@@ -55,8 +55,10 @@ def up(name: str, hosts: list[HostSpec]) -> Lab:
     """Build what is missing, boot the hosts and return when all answer SSH."""
     require()
     machines.raise_inotify_limit()
-    found = roots.build_roots(host.release for host in hosts)
-    extra = layers.build([host.role for host in hosts])
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        building = pool.submit(layers.build, [host.role for host in hosts])
+        found = roots.build_roots(host.release for host in hosts)
+        extra = building.result()
     started = time.monotonic()
     with locked(RUN / f".{name}.lock"):
         lab = _claim(name, hosts)
