@@ -193,7 +193,8 @@ class Fleet:
     def module(self, host: str, module: str, **arguments: t.Any) -> t.Dict[str, t.Any]:
         """Run one module on one host and return its result."""
         argv = ["ansible", "-i", str(self.folder / "inventory.yml"), host, "-m", "gpuops.serving." + module]
-        argv += ["-a", json.dumps(arguments)]
+        if arguments:
+            argv += ["-a", json.dumps(arguments)]
         environment = dict(self.environment(), ANSIBLE_LOAD_CALLBACK_PLUGINS="1", ANSIBLE_STDOUT_CALLBACK="ansible.builtin.oneline")
         done = subprocess.run(argv, env=environment, check=False, timeout=120, cwd=REPO, capture_output=True, text=True)
         text = done.stdout
