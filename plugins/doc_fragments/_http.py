@@ -12,7 +12,7 @@ class ModuleDocFragment:
 options:
   api_key:
     description:
-      - Key that is sent as C(Authorization: Bearer ...), only to the host of the URL itself.
+      - "Key that is sent as C(Authorization: Bearer ...), only to the host of the URL itself."
       - Default is the key file of the service's definition, if it names one.
     type: str
   headers:

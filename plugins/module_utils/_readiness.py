@@ -97,6 +97,7 @@ class Wait:
         self._model = options.model
         self._doubts: t.Dict[str, int] = {}
         self._failed = 0
+        self._looks = 0
 
     def run(self, tick: t.Callable[[], None] = lambda: None, once: bool = False) -> Ending:
         """Look until there is a verdict. ``once`` looks a single time, for check mode."""
@@ -126,7 +127,9 @@ class Wait:
         ending = self._unit()
         if ending is None:
             ending = self._climb(tick)
-        if ending is None or ending.verdict != "ready":
+        # A service that is ready at the first look is not read up on: nobody asks how it got there.
+        self._looks += 1
+        if ending is None or ending.verdict != "ready" or self._looks > 1:
             self.observe()
         return ending
 

@@ -267,6 +267,8 @@ def load(options: argparse.Namespace) -> None:
             sys.stdout.write(
                 "\rLoading safetensors checkpoint shards: %3d%% Completed | %d/%d" % (percent, step, steps)
             )
+            # The journal gets a bar when somebody else ends its line.
+            sys.stdout.write("\n" if step % 3 == 0 else "")
             sys.stdout.flush()
         pause = min(0.2, max(0.0, end - time.monotonic()))
         if options.burn:

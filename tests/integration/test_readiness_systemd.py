@@ -1,0 +1,239 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The wait under real systemd and a real journal, on the oldest and a newer host of the lab."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+import typing as t
+from pathlib import Path
+
+import pytest
+from fleet import Fleet
+
+ENGINE = Path(__file__).resolve().parents[1] / "fakes" / "engine.py"
+HOSTS = ("gpu1=bullseye,user=ops", "gpu2=bookworm")
+OLD, NEW = "gpu1", "gpu2"
+PORT = 9000
+URL = "http://127.0.0.1:%d" % PORT
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a lab takes root")
+
+
+@pytest.fixture(scope="module")
+def fleet() -> t.Iterator[Fleet]:
+    found = Fleet("test-ready")
+    found.down()
+    found.up(HOSTS)
+    try:
+        agent = ["ansible", "-i", str(found.folder / "inventory.yml"), "gpu_hosts"]
+        agent += ["-m", "ansible.builtin.include_role", "-a", "name=gpuops.serving.host_agent"]
+        subprocess.run(agent, env=found.environment(), check=True, timeout=300, capture_output=True)
+        for host in (OLD, NEW):
+            found.run(host, "mkdir -p /opt/fake")
+            found.put(host, ENGINE, "/opt/fake/engine.py", "0755")
+        yield found
+    finally:
+        found.down()
+
+
+class Host:
+    """One host with one unit at a time."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self.fleet, self.name = fleet, name
+        self.count = 0
+
+    def run(self, command: str, checked: bool = True) -> str:
+        return self.fleet.run(self.name, command, checked=checked)
+
+    def unit(self, arguments: str, **properties: str) -> str:
+        """Write and start a unit that runs the simulated engine."""
+        self.count += 1
+        unit = "fake-%d.service" % self.count
+        lines = ["[Service]", "ExecStart=/usr/bin/python3 /opt/fake/engine.py --port %d %s" % (PORT, arguments)]
+        limits = {key: value for key, value in properties.items() if key.startswith("StartLimit")}
+        lines += ["%s=%s" % pair for pair in properties.items() if pair[0] not in limits]
+        lines += ["[Unit]", *("%s=%s" % pair for pair in limits.items())]
+        text = "\\n".join(lines)
+        self.run("printf '%b\\n' \"" + text + '" > /run/systemd/system/' + unit)
+        self.run("systemctl daemon-reload; systemctl start --no-block " + unit)
+        return unit
+
+    def wait(self, unit: t.Optional[str], **options: t.Any) -> t.Dict[str, t.Any]:
+        given: t.Dict[str, t.Any] = {"url": URL, "engine": "sglang", "model": "tiny", "timeout": 40, "interval": 0.5}
+        if unit:
+            given["unit"] = unit
+        given.update(options)
+        return self.fleet.module(self.name, "wait_model_ready", **given)
+
+    def clean(self) -> None:
+        self.run("systemctl kill --signal=KILL 'fake-*.service'; systemctl stop 'fake-*.service'", checked=False)
+        self.run("rm -f /run/systemd/system/fake-*; systemctl daemon-reload; systemctl reset-failed", checked=False)
+
+
+@pytest.fixture
+def old(fleet: Fleet) -> t.Iterator[Host]:
+    host = Host(fleet, OLD)
+    yield host
+    host.clean()
+
+
+@pytest.fixture(params=[OLD, NEW])
+def host(fleet: Fleet, request: pytest.FixtureRequest) -> t.Iterator[Host]:
+    found = Host(fleet, request.param)
+    yield found
+    found.clean()
+
+
+def test_a_service_that_loads_becomes_ready_and_its_listener_is_its_own(host: Host) -> None:
+    found = host.wait(host.unit("--workers 2 --topology daemon --load 3", KillMode="control-group"))
+    assert (found["verdict"], found["tier_reached"], found["restarts"]) == ("ready", "generation", 0)
+    tiers = {tier["name"]: tier for tier in found["tiers"]}
+    assert "of the unit listens" in tiers["listener"]["detail"]
+    assert 0 < tiers["listener"]["at"] < 8
+    assert found["phase"] == "started"
+    assert found["changed"] is False
+
+
+def test_l1_a_silent_load_that_computes_is_waited_for(old: Host) -> None:
+    found = old.wait(old.unit("--load 9 --log silent --burn"), stall_timeout=4)
+    assert found["verdict"] == "ready"
+
+
+@pytest.mark.parametrize("log", ["silent", "repeat"])
+def test_l2_l3_a_load_that_only_sleeps_is_stalled(old: Host, log: str) -> None:
+    found = old.wait(old.unit("--load 60 --log %s" % log), stall_timeout=5)
+    assert (found["verdict"], found["tier_reached"]) == ("stalled", "unit")
+    assert found["elapsed"] < 12
+    assert found["movement"].get("cpu", 99) > 4
+
+
+def test_l4_bars_without_line_ends_are_progress_and_the_percentage_is_shown(old: Host) -> None:
+    unit = old.unit("--load 14 --log tqdm")
+    found = old.wait(unit, stall_timeout=4, timeout=8)
+    assert (found["verdict"], found["phase"]) == ("progressing", "loading_weights")
+    assert 20 < found["percent"] < 90
+    assert old.wait(unit, stall_timeout=4)["verdict"] == "ready"
+
+
+def test_s1_a_crash_loop_is_reported_long_before_the_timeout(host: Host) -> None:
+    words = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 42.97 GiB."
+    unit = host.unit("--load 60 --crash-after 1 --last-words '%s'" % words, Restart="always", RestartSec="1")
+    found = host.wait(unit, max_restarts=2, timeout=60)
+    assert (found["verdict"], found["restarts"]) == ("restart_loop", 2)
+    assert found["cause"] == {"kind": "gpu_out_of_memory", "line": words}
+    assert found["elapsed"] < 15
+
+
+def test_a_crash_without_restart_is_dead_at_once_and_the_last_word_is_kept(host: Host) -> None:
+    unit = host.unit("--load 60 --crash-after 2 --exit-code 3 --last-words 'the tokenizer is sulking'")
+    found = host.wait(unit)
+    assert found["verdict"] == "dead"
+    assert found["msg"] == 'the unit "%s" failed: its main process exited with status 3' % unit
+    assert found["cause"] == {"kind": "exited", "line": "the tokenizer is sulking"}
+    assert found["elapsed"] < 6
+
+
+def test_s2_a_start_limit_that_was_hit_is_dead_and_says_so(old: Host) -> None:
+    unit = old.unit(
+        "--load 60 --crash-after 0.3",
+        Restart="always",
+        RestartSec="0.2",
+        StartLimitBurst="2",
+        StartLimitIntervalSec="60",
+    )
+    found = old.wait(unit, max_restarts=9)
+    assert (found["verdict"], found["unit_state"]["active_state"]) == ("dead", "failed")
+    assert "systemd gave up after" in found["msg"]
+
+
+def test_s7_a_main_process_that_is_killed_in_mid_load_is_dead_within_two_seconds(old: Host) -> None:
+    unit = old.unit("--load 60 --log silent --burn")
+    answer: t.List[t.Dict[str, t.Any]] = []
+    waiting = threading.Thread(target=lambda: answer.append(old.wait(unit)))
+    waiting.start()
+    time.sleep(4)
+    old.run("systemctl kill --signal=KILL --kill-who=main " + unit)
+    killed = time.monotonic()
+    waiting.join(20)
+    assert time.monotonic() - killed < 3.5  # the way back of the answer included
+    assert answer[0]["verdict"] == "dead"
+    assert answer[0]["cause"]["kind"] == "killed"
+
+
+def test_l6_another_program_on_the_port_is_the_wrong_server(old: Host) -> None:
+    old.run("systemd-run --quiet --unit=fake-web python3 -m http.server %d" % PORT)
+    found = old.wait(old.unit("--load 20"))
+    assert (found["verdict"], found["tier_reached"]) == ("wrong_server", "unit")
+    assert "fake-web.service" in found["msg"]
+    assert found["elapsed"] < 5
+
+
+def test_l10_a_port_that_is_taken_is_named_when_the_engine_gives_up(old: Host) -> None:
+    old.run("systemd-run --quiet --unit=fake-web python3 -m http.server %d" % PORT)
+    found = old.wait(old.unit("--load 0"))
+    assert found["verdict"] in ("dead", "wrong_server")
+    if found["verdict"] == "dead":
+        assert found["cause"]["kind"] == "port_in_use"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verdict", "tier"),
+    [
+        ("--model other", "wrong_server", "health"),  # L7
+        ("--bug hang_post", "wedged", "model"),  # L8
+        ("--bug error_500", "wedged", "model"),  # L8
+        ("--bug wrong_model", "wrong_server", "model"),
+        ("--bug html", "wrong_server", "listener"),
+        ("--api-key secret", "auth_error", "health"),
+    ],
+)
+def test_an_engine_that_listens_but_is_not_right_is_never_ready(
+    old: Host, arguments: str, verdict: str, tier: str
+) -> None:
+    found = old.wait(old.unit("--load 1 " + arguments), generation_timeout=3, stall_timeout=10)
+    assert (found["verdict"], found["tier_reached"]) == (verdict, tier), found["msg"]
+    assert found["elapsed"] < 20
+
+
+def test_a_unit_that_does_not_exist_or_is_at_rest_is_dead(old: Host) -> None:
+    assert old.wait("nothing.service")["msg"] == 'the unit "nothing.service" does not exist on this host'
+    unit = old.unit("--load 0")
+    old.wait(unit)
+    old.run("systemctl stop " + unit)
+    assert old.wait(unit)["msg"] == 'the unit "%s" is inactive, and nothing is about to start it' % unit
+
+
+def test_the_real_engine_is_ready_by_its_own_profile(fleet: Fleet) -> None:
+    host = Host(fleet, NEW)
+    text = "[Service]\\nExecStart=/usr/local/bin/lab-llama %d tiny" % PORT
+    try:
+        host.run("printf '%b\\n' \"" + text + '" > /run/systemd/system/fake-llama.service; systemctl daemon-reload')
+        host.run("systemctl start fake-llama.service")
+        found = host.wait("fake-llama.service", engine="llama_cpp", model="tiny")
+        assert (found["verdict"], found["tier_reached"]) == ("ready", "generation")
+        probe = fleet.module(NEW, "route_probe", url=URL, engine="llama_cpp", model="tiny")
+        assert (probe["verdict"], probe["direct"]["tokens"], probe["direct"]["model"]) == ("ok", 1, "tiny")
+        idle = fleet.module(NEW, "wait_engine_idle", url=URL, engine="llama_cpp", timeout=5)
+        assert idle["verdict"] == "idle"
+    finally:
+        host.clean()
+
+
+def test_the_lease_is_renewed_while_it_waits_and_a_lost_one_ends_the_wait(old: Host) -> None:
+    unit = old.unit("--load 60 --log silent --burn")
+    lease = old.fleet.module(OLD, "service_lease", service="ready-test", run_id="r1", controller="here")
+    assert lease["ok"], lease
+    answer: t.List[t.Dict[str, t.Any]] = []
+    waiting = threading.Thread(target=lambda: answer.append(old.wait(unit, service="ready-test", run_id="r1")))
+    waiting.start()
+    time.sleep(9)
+    old.run("rm /var/lib/gpuops/ready-test/lease.json")
+    waiting.join(20)
+    assert answer[0]["verdict"] == "refused"
