@@ -102,10 +102,9 @@ def _plan(servers: t.Mapping[str, Server], server: str, state: str, min_healthy:
     # A server that is down takes nothing away when it goes.
     if withdraw and needed and (before.serves or not before.checked) and len(others) < min_healthy:
         names = ", ".join('"%s"' % name for name in others) or "none"
-        msg = 'the server "%s" is not withdrawn: %d other servers must be healthy, and %d are: %s' % (
+        msg = 'the server "%s" is not withdrawn: %d healthy others must stay, and those that are healthy are: %s' % (
             server,
             min_healthy,
-            len(others),
             names,
         )
         return Change("refused", msg, False, before, before, others)

@@ -123,6 +123,7 @@ class IdleWait(t.NamedTuple):
     msg: str
     load: t.Optional[Load]
     readings: int
+    still_for: t.Optional[float] = None  # seconds without a token for anybody, where counters tell
 
 
 def wait_idle(
@@ -137,6 +138,7 @@ def wait_idle(
     """
     quiet, readings = 0, 0
     before: t.Optional[Load] = None
+    still_since: t.Optional[float] = None
     last_chance = False
     while True:
         tick()
@@ -151,6 +153,8 @@ def wait_idle(
             quiet = 1
         else:
             quiet += 1
+        if moved(before, load) is not False:
+            still_since = deadline.clock.monotonic() if load is not None and load.tokens else None
         if quiet >= CONFIRMATIONS:
             return IdleWait("idle", "the engine is idle: nothing runs and nothing waits", load, readings)
         if last_chance or (deadline.expired and not quiet):
@@ -161,7 +165,8 @@ def wait_idle(
         deadline.clock.sleep(interval if last_chance else deadline.clamp(interval))
     if last.load is None:
         return IdleWait("unknown", "it is not known whether the engine is idle: %s" % last.error, None, readings)
-    return IdleWait("busy", _busy(last.load, deadline.seconds), last.load, readings)
+    still_for = None if still_since is None else deadline.clock.monotonic() - still_since
+    return IdleWait("busy", _busy(last.load, deadline.seconds), last.load, readings, still_for)
 
 
 def _busy(load: Load, seconds: float) -> str:

@@ -140,8 +140,10 @@ def judge_listener(rows: t.Sequence[Row], host: str, table: _processes.Table, ow
     candidates = precise or wide or named
     pids = sorted({row.pid for row in candidates if row.pid})
     mine = {ref.pid for ref in owned.processes}
-    if not pids:
+    if not candidates:
         return Listener("none")
+    if not pids:
+        return Listener("forwarder", "a process listens that cannot be seen from here")
     for pid in pids:
         if pid in mine:
             return Listener("owned", "process %d of the unit listens" % pid)

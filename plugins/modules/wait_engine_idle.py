@@ -104,6 +104,14 @@ load:
       description: Token counters by name.
       type: dict
       sample: {"vllm:generation_tokens_total": 1812.0}
+still_for:
+  description:
+    - For V(busy), how many seconds no token counter had moved when the wait ended. An engine with requests that has made
+      no token for minutes is wedged, and no longer wait will drain it.
+    - Null for any other verdict, and where no counters tell.
+  type: float
+  returned: always
+  sample:
 readings:
   description: How many times the engine was looked at.
   type: int
@@ -138,6 +146,7 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
         "verdict": found.verdict,
         "msg": found.msg,
         "load": None if found.load is None else found.load.as_dict(),
+        "still_for": None if found.still_for is None else round(found.still_for, 1),
         "readings": found.readings,
         "elapsed": round(deadline.elapsed, 3),
     }

@@ -157,7 +157,7 @@ def test_o6_too_few_healthy_others_are_a_refusal(
 
 def test_a_refusal_says_how_many_there_are() -> None:
     assert Gateway(UP, UP).change("drained", min_healthy=2).msg == (
-        'the server "a" is not withdrawn: 2 other servers must be healthy, and 1 are: "s0"'
+        'the server "a" is not withdrawn: 2 healthy others must stay, and those that are healthy are: "s0"'
     )
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+import time
 
 import pytest
 import requests
-from ansible_collections.gpuops.serving.plugins.module_utils import _http
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _http
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 
@@ -82,3 +83,27 @@ def test_what_came_before_the_deadline_is_kept() -> None:
 )
 def test_a_page_is_told_by_its_type_or_its_first_words(kind: str, body: str, html: bool) -> None:
     assert _http.Answer("u", content_type=kind, body=body).html is html
+
+
+def test_a_long_exchange_is_watched_and_the_watcher_can_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bounded, "TICK", 0.05)
+    ticks = []
+
+    def tick() -> None:
+        ticks.append(1)
+        if len(ticks) == 3:
+            raise UsageError("the lease is lost")
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(1)
+        url = "http://127.0.0.1:%d/" % silent.getsockname()[1]
+        began = time.monotonic()
+        with pytest.raises(UsageError):
+            _http.fetch(_http.Request("GET", url), _http.Access(), 30, tick)
+        assert time.monotonic() - began < 2
+        link, _address = silent.accept()
+        link.settimeout(2)
+        assert link.recv(4096).startswith(b"GET / HTTP/1.1")
+        assert link.recv(4096) == b""  # the connection was closed with the child
+        link.close()

@@ -112,3 +112,12 @@ def test_counters_are_compared_only_where_both_looks_have_them() -> None:
     assert _load.moved(one, one) is False
     assert _load.moved(None, one) is None
     assert _load.moved(one, _load.Load(0, 0, None, {"other": 1})) is None
+
+
+def test_a_busy_engine_says_how_long_it_has_made_no_token() -> None:
+    assert wait([load(2, tokens=7)]).still_for == 10
+    working = [load(2, tokens=number) for number in range(20)]
+    assert wait(working).still_for == 0
+    assert wait([*working[:5], load(2, tokens=4)]).still_for == 6
+    assert wait([_load.Reading(_load.Load(1, 0))]).still_for is None
+    assert wait([load()]).still_for is None

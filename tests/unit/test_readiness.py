@@ -455,7 +455,7 @@ CONTAINER = "/system.slice/docker-" + "a" * 64 + ".scope"
         ([("10.0.0.5", 10)], "gpu1.example.com", "owned"),
         ([("::", 30)], "127.0.0.1", "forwarder"),
         ([("::", 1)], "127.0.0.1", "forwarder"),
-        ([("0.0.0.0", None)], "127.0.0.1", "none"),
+        ([("0.0.0.0", None)], "127.0.0.1", "forwarder"),
         ([("0.0.0.0", 40)], "127.0.0.1", "foreign"),
     ],
 )
