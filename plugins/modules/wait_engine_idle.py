@@ -106,8 +106,8 @@ load:
       sample: {"vllm:generation_tokens_total": 1812.0}
 still_for:
   description:
-    - For V(busy), how many seconds no token counter had moved when the wait ended. An engine with requests that has made
-      no token for minutes is wedged, and no longer wait will drain it.
+    - For V(busy), how many seconds no token counter had moved when the wait ended. An engine with requests that has
+      made no token for minutes is wedged, and no longer wait will drain it.
     - Null for any other verdict, and where no counters tell.
   type: float
   returned: always
