@@ -135,7 +135,7 @@ def _earlier_main(table: Table, state: UnitState) -> int:
 
 
 def _strange_namespaces(table: Table) -> dict[ProcessRef, int]:
-    """The mount namespace of each process that has another one than the host and the caller; no entry is no evidence."""
+    """The mount namespaces of processes, where neither the host nor the caller is in them; no entry is no evidence."""
     common = (_mount_namespace(1), _mount_namespace("self"))
     if 0 in common:
         return {}  # without knowing what everybody shares, nothing follows from sharing
@@ -205,6 +205,9 @@ def of_unit(
     earlier = _earlier_main(table, state)
     if earlier:
         owned.leaders.add(earlier)
+        for process in table:
+            if process.pid not in spared and earlier in (process.session, process.pgrp):
+                owned.add(process, "session" if process.session == earlier else "process_group", True)
     _carry(table, owned, seeds, previous, spared)
     return _finish(table, owned, mark_gid, mount_ns, spared)
 

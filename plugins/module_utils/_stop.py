@@ -318,7 +318,7 @@ class Stopper:
             end.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
 
     def _started_again(self) -> bool:
-        """Whether somebody started the unit after it had come to rest: those processes are not what was to be stopped."""
+        """Whether somebody started the unit after it came to rest: those processes are not what was to be stopped."""
         state = self.state
         if state is not None and state.active_state in ("active", "activating", "reloading") and not state.job:
             self._restarted = True
@@ -397,6 +397,10 @@ class Stopper:
                 began, "stopped", "%s is stopped: %d processes ended, none is left" % (self.what, ended)
             )
         text = "there was nothing to stop: %s owns no process" % self.what
+        if self.state is not None and not self.state.found:
+            text = (
+                "there was nothing to stop: %s does not exist on this host, and no process carries its mark" % self.what
+            )
         return self._result(began, "absent", text + (", its failed state was reset" if self.reset else ""))
 
     def _complaint(self, survivors: list[Member], awake: bool) -> str:

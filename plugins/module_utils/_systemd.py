@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -169,10 +170,8 @@ def _call(arguments: list[str], timeout: float) -> tuple[int, str, str]:
         for stream in (child.stdout, child.stderr):
             if stream is not None:
                 stream.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # never wait for a client that cannot die
             child.wait(1.0)
-        except subprocess.TimeoutExpired:
-            pass  # never wait for a client that cannot die
         raise StopTimeout('the command "%s" did not answer within %g s' % (" ".join(arguments), timeout)) from None
     return child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace").strip()
 

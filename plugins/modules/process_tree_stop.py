@@ -321,10 +321,7 @@ def stop(context: _ansible.Context) -> t.Dict[str, t.Any]:
     stopper = Stopper(
         selection.what, selection.scan, options, unit=selection.unit, tick=lease_keeper(params, context.check_mode)
     )
-    result = stopper.run(context.check_mode)
-    if stopper.state is not None and not stopper.state.found:
-        context.warn('there is no unit "%s" on this host' % selection.unit)
-    return result
+    return stopper.run(context.check_mode)
 
 
 def main() -> None:

@@ -4,7 +4,10 @@
 
 """Grows a forest of real processes from a description, far away from whoever asked for it.
 
-``forest.py FOLDER JSON``: JSON is a list of trees. The keys of a node, all optional but ``id``:
+``forest.py FOLDER JSON``: JSON, or ``@`` and a file that holds it, is a list of trees.
+The keys of a node, all optional but ``id``:
+
+``id``:
 
 ``id``        file FOLDER/ID tells pid and start time once the process is ready, FOLDER/ID.signals what it was sent
 ``name``      its name, as Latin-1 text for any byte
@@ -127,7 +130,11 @@ def plant(folder: str, node: dict) -> None:
 def main() -> None:
     stay = "--stay" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--stay"]
-    folder, trees = arguments[0], json.loads(arguments[1])
+    folder, text = arguments
+    if text.startswith("@"):
+        with open(text[1:], encoding="ascii") as stream:
+            text = stream.read()
+    trees = json.loads(text)
     if stay:
         for tree in trees[1:]:
             plant(folder, tree)

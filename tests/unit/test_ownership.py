@@ -1,0 +1,254 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import typing as t
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import _ownership
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._processes import TICKS, Process, ProcessRef, Table
+from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState, parse_show
+
+HERE = "/system.slice/qwen.service"
+MARK = 777
+
+
+def process(pid: int, ppid: int = 1, **facts: t.Any) -> Process:
+    return Process(
+        ref=ProcessRef(pid, facts.get("start", 100)),
+        ppid=ppid,
+        pgrp=facts.get("pgrp", pid),
+        session=facts.get("session", pid),
+        state=facts.get("state", "S"),
+        name=facts.get("name", "p%d" % pid),
+        uid=facts.get("uid", 0),
+        gids=facts.get("gids", (0,)),
+        cgroup=facts.get("cgroup", "/"),
+        pid_ns_depth=1,
+        threads=1,
+        kernel_thread=facts.get("kernel_thread", False),
+        cpu_ticks=0,
+    )
+
+
+BASE = [
+    process(1, 0, pgrp=0, session=0),
+    process(2, 0, pgrp=0, session=0, kernel_thread=True),
+    process(3, 2, pgrp=0, session=0, kernel_thread=True),
+    # Children of an init that never made a session: many hosts of containers look like this.
+    process(50, 1, pgrp=0, session=0),
+    process(51, 50, pgrp=51, session=0),
+    process(60, 1, cgroup="/system.slice/ssh.service"),
+    process(61, 60, cgroup="/user.slice/user-0.slice/session-1.scope"),
+    process(62, 61, session=61, pgrp=62, cgroup="/user.slice/user-0.slice/session-1.scope"),
+]
+
+
+@pytest.fixture(autouse=True)
+def outsider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller is none of the made-up processes, and nobody has a namespace unless a test says so."""
+    monkeypatch.setattr(_ownership, "own_line", lambda _table: {1})
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 4026531840)
+
+
+def unit(**facts: t.Any) -> UnitState:
+    return UnitState(**dict({"name": "qwen.service", "load_state": "loaded", "control_group": HERE}, **facts))
+
+
+def pids(owned: _ownership.Owned) -> t.List[int]:
+    return sorted(ref.pid for ref in owned.processes)
+
+
+def ways(owned: _ownership.Owned, pid: int) -> t.List[str]:
+    return next(found for ref, found in owned.processes.items() if ref.pid == pid)
+
+
+def test_the_control_group_and_those_nested_in_it() -> None:
+    table = Table(
+        [
+            *BASE,
+            process(100, cgroup=HERE),
+            process(101, cgroup=HERE + "/payload/worker"),
+            process(102, cgroup=HERE + "-other"),
+            process(103, cgroup="/system.slice/qwen.service.d"),
+        ]
+    )
+    assert pids(_ownership.of_unit(table, unit())) == [100, 101]
+
+
+def test_leftovers_of_a_unit_that_has_no_control_group_any_more() -> None:
+    table = Table([*BASE, process(100, cgroup="/gpu.slice/gpu-a.slice/qwen.service")])
+    assert pids(_ownership.of_unit(table, unit(control_group=""))) == [100]
+
+
+@pytest.mark.parametrize("group", ["", "/"])
+def test_the_root_control_group_is_never_an_ownership_set(group: str) -> None:
+    assert pids(_ownership.of_unit(Table(BASE), unit(control_group=group))) == []
+
+
+def test_a_unit_of_a_user_with_the_same_name_is_another_one() -> None:
+    table = Table([*BASE, process(100, cgroup="/user.slice/user-7.slice/user@7.service/app.slice/qwen.service")])
+    assert pids(_ownership.of_unit(table, unit())) == []
+
+
+@pytest.mark.parametrize("mount_ns", [True, False])
+@pytest.mark.parametrize("own", [0, 4026531840, 4026532999])
+def test_nothing_follows_from_a_namespace_that_everybody_shares(
+    monkeypatch: pytest.MonkeyPatch, mount_ns: bool, own: int
+) -> None:
+    """Also not from one that cannot be read: unknown is not the same."""
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: own if pid == "self" else 4026531840)
+    table = Table([*BASE, process(100, cgroup=HERE), process(101, 100)])
+    assert pids(_ownership.of_unit(table, unit(), mount_ns=mount_ns)) == [100, 101]
+    assert pids(_ownership.of_pids(table, [ProcessRef(100, 100)], mount_ns=mount_ns)) == [100, 101]
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 0)
+    assert pids(_ownership.of_unit(table, unit(), mount_ns=mount_ns)) == [100, 101]
+
+
+def test_a_namespace_of_its_own_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    strange = {100: 5, 101: 5, 102: 6}
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: strange.get(pid, 4026531840))
+    table = Table([*BASE, process(100, cgroup=HERE), process(101), process(102)])
+    owned = _ownership.of_unit(table, unit())
+    assert pids(owned) == [100, 101]
+    assert ways(owned, 101) == ["mount_namespace"]
+    without = Table([*BASE, process(101), process(102), process(103)])
+    strange[103] = 5
+    later = _ownership.of_unit(without, unit(), previous=owned)
+    assert pids(later) == [101, 103]
+
+
+def test_descent() -> None:
+    table = Table([*BASE, process(100, cgroup=HERE), process(101, 100), process(102, 101), process(103)])
+    owned = _ownership.of_unit(table, unit())
+    assert pids(owned) == [100, 101, 102]
+    assert owned.roots == [ProcessRef(100, 100)]
+
+
+def test_session_and_group_of_an_owned_leader() -> None:
+    table = Table([*BASE, process(100, cgroup=HERE), process(101, session=100), process(102, pgrp=100, session=9)])
+    owned = _ownership.of_unit(table, unit())
+    assert ways(owned, 101) == ["session"]
+    assert ways(owned, 102) == ["process_group"]
+
+
+def test_session_zero_is_no_session() -> None:
+    table = Table([*BASE, process(100, 50, session=0, pgrp=0, cgroup=HERE)])
+    assert pids(_ownership.of_unit(table, unit())) == [100]
+    assert pids(_ownership.of_pids(table, [ProcessRef(100, 100)])) == [100]
+
+
+def test_a_shell_and_what_else_it_started_are_not_owned() -> None:
+    table = Table([*BASE, process(63, 62, session=61, pgrp=63), process(64, 62, session=61, pgrp=64)])
+    assert pids(_ownership.of_pids(table, [ProcessRef(63, 100)])) == [63]
+
+
+def test_a_session_whose_leader_is_dead_and_unknown_is_not_owned() -> None:
+    table = Table([*BASE, process(100, session=99, pgrp=99, cgroup=HERE), process(101, session=99, pgrp=99)])
+    assert pids(_ownership.of_unit(table, unit())) == [100]
+
+
+def ended_main(start: int, ended: float) -> t.Tuple[Table, UnitState]:
+    state = parse_show("qwen.service", "ExecMainPID=99\nExecMainExitTimestampMonotonic=%d\n" % (ended * 1e6))
+    return Table([*BASE, process(101, session=99, pgrp=99, start=start)]), state
+
+
+def test_the_session_of_the_dead_main_process() -> None:
+    assert pids(_ownership.of_unit(*ended_main(start=10 * TICKS, ended=20))) == [101]
+
+
+def test_a_later_session_with_the_number_of_the_dead_main_process() -> None:
+    assert pids(_ownership.of_unit(*ended_main(start=30 * TICKS, ended=20))) == []
+
+
+def test_what_an_earlier_look_found_stays_owned() -> None:
+    first = _ownership.of_unit(Table([*BASE, process(100, cgroup=HERE), process(101, 100, session=100)]), unit())
+    later = Table([*BASE, process(101, 1, session=100), process(102, 1, session=100), process(103, 101)])
+    owned = _ownership.of_unit(later, unit(control_group=""), previous=first)
+    assert pids(owned) == [101, 102, 103]
+    reused = Table([*BASE, process(101, 1, session=100, start=999)])
+    assert pids(_ownership.of_pids(reused, [], previous=first)) == [101]  # by its session, not by its number
+    alone = Table([*BASE, process(101, 1, start=999)])
+    assert pids(_ownership.of_pids(alone, [], previous=first)) == []
+    led = Table([*BASE, process(100, start=999), process(105, 100, session=100, start=999)])
+    assert pids(_ownership.of_pids(led, [], previous=first)) == []
+
+
+def test_the_mark_is_found_wherever_it_went() -> None:
+    table = Table([*BASE, process(100, gids=(0, MARK), cgroup="/system.slice/run-1.scope"), process(101, gids=(0,))])
+    owned = _ownership.of_unit(table, unit(), mark_gid=MARK)
+    assert pids(owned) == [100]
+    assert ways(owned, 100) == ["mark"]
+
+
+def test_weak_evidence_does_not_lead_to_more_of_it() -> None:
+    table = Table(
+        [
+            *BASE,
+            process(100, cgroup=HERE),
+            process(101, session=100),  # weak
+            process(102, pgrp=101),  # of a group that a weak one leads
+            process(103, 101),  # a child of the weak one
+            process(104, session=103),
+        ]
+    )
+    owned = _ownership.of_unit(table, unit())
+    assert pids(owned) == [100, 101, 103]
+    assert {ref.pid for ref in owned.firm} == {100}
+
+
+def test_kernel_threads_process_one_and_the_caller_are_never_owned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ownership, "own_line", lambda _table: {1, 100, 101})
+    refs = [ProcessRef(pid, 100) for pid in (1, 2, 100)]
+    table = Table([*BASE, process(100, cgroup=HERE, gids=(MARK,)), process(101, 100), process(102, 100)])
+    assert pids(_ownership.of_pids(table, refs, mark_gid=MARK)) == []
+    assert pids(_ownership.of_unit(table, unit(main_pid=1, control_pid=100), mark_gid=MARK)) == []
+
+
+def test_strangers_are_those_whom_only_weak_evidence_names() -> None:
+    table = Table(
+        [
+            *BASE,
+            process(100, cgroup=HERE, uid=5),
+            process(101, session=100, uid=5),
+            process(102, session=100, uid=6),
+            process(103, 100, uid=7),
+            process(104, cgroup=HERE, uid=8),
+            process(105, session=100, uid=5, cgroup="/system.slice/db.service"),
+            process(106, 102, uid=6),
+        ]
+    )
+    owned = _ownership.of_unit(table, unit())
+    assert {ref.pid for ref in _ownership.foreign(table, owned)} == {102, 105, 106}
+    assert {ref.pid for ref in _ownership.foreign(table, owned, any_user=True)} == {105}
+
+
+@pytest.mark.parametrize(
+    ("path", "unit_name", "container"),
+    [
+        ("/system.slice/qwen.service", "qwen.service", None),
+        ("/system.slice/qwen.service/payload", "qwen.service", None),
+        ("/a.slice/a-b.slice/run-r1.scope", "run-r1.scope", None),
+        ("/system.slice/docker-%s.scope" % ("a1" * 32), "docker-%s.scope" % ("a1" * 32), "a1" * 32),
+        ("/docker/" + "b2" * 32, None, "b2" * 32),
+        ("/system.slice/c.service/libpod-payload-%s" % ("c3" * 32), "c.service", "c3" * 32),
+        ("/system.slice/_cgroup.service", "cgroup.service", None),
+        ("/user.slice/user-0.slice/user@0.service/app.slice/x.service", "user@0.service", None),
+        ("/init.scope", "init.scope", None),
+        ("/", None, None),
+        ("", None, None),
+    ],
+)
+def test_the_unit_and_container_of_a_process(path: str, unit_name: str | None, container: str | None) -> None:
+    assert _ownership.attribute(process(5, cgroup=path)) == (unit_name, container)
+
+
+def test_marks() -> None:
+    assert _ownership.check_mark(None) is None
+    assert _ownership.check_mark(2000000) == 2000000
+    for gid in (0, -1, 1):
+        with pytest.raises(UsageError, match="is not an ownership mark"):
+            _ownership.check_mark(gid)

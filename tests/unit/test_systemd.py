@@ -1,0 +1,221 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+from __future__ import annotations
+
+import json
+import math
+import typing as t
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import _systemd
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
+
+RUNNING = """Restart=always
+TimeoutStopUSec=1min 30s
+MainPID=812
+ControlPID=0
+ExecMainStartTimestampMonotonic=5551212
+ExecMainPID=812
+ExecMainCode=0
+NRestarts=3
+Result=success
+ControlGroup=/system.slice/sglang.service
+KillMode=process
+Id=sglang.service
+LoadState=loaded
+ActiveState=active
+SubState=running
+UnitFileState=enabled
+NeedDaemonReload=yes
+InvocationID=5d2f9c1f9a3c4b6c8a4a3e0f3d6d5b11
+"""
+
+
+def test_a_running_unit() -> None:
+    state = _systemd.parse_show("sglang.service", RUNNING)
+    assert (state.name, state.load_state, state.active_state) == ("sglang.service", "loaded", "active")
+    assert (state.main_pid, state.n_restarts, state.job) == (812, 3, 0)
+    assert state.timeout_stop == 90.0
+    assert state.kill_mode == "process"
+    assert state.need_reload is True
+    assert state.exec_main_start_monotonic == 5551212
+    assert state.raw["ExecMainPID"] == "812"
+    assert state.found and not state.at_rest
+
+
+def test_a_unit_that_does_not_exist_is_a_state() -> None:
+    state = _systemd.parse_show("x.service", "Id=x.service\nLoadState=not-found\nActiveState=inactive\nSubState=dead\n")
+    assert not state.found
+    assert state.at_rest
+
+
+def test_a_unit_that_outlived_its_file_is_found() -> None:
+    assert _systemd.parse_show("x.service", "LoadState=not-found\nActiveState=active\n").found
+
+
+def test_a_queued_job_is_not_rest() -> None:
+    assert not _systemd.parse_show("x.service", "LoadState=loaded\nActiveState=inactive\nJob=44\n").at_rest
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1min 30s", 90.0),
+        ("5s", 5.0),
+        ("1h 2min 3s", 3723.0),
+        ("1d", 86400.0),
+        ("500ms", 0.5),
+        ("1min 30.5s", 90.5),
+        ("infinity", math.inf),
+        ("", math.inf),
+        ("0", 0.0),
+        ("90000000", 90.0),
+    ],
+)
+def test_time_spans(text: str, seconds: float) -> None:
+    assert _systemd.parse_span(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("given", "full"),
+    [
+        ("qwen", "qwen.service"),
+        ("qwen.service", "qwen.service"),
+        ("a@b", "a@b.service"),
+        ("gpuops.target", "gpuops.target"),
+    ],
+)
+def test_unit_names(given: str, full: str) -> None:
+    assert _systemd.unit_name(given) == full
+
+
+@pytest.mark.parametrize("name", ["", "a b", "--now", "a;b", "ä"])
+def test_names_that_are_not_units(name: str) -> None:
+    if name == "--now":
+        assert _systemd.unit_name(name) == "--now.service"  # every call ends its options with --
+        return
+    with pytest.raises(ServingError, match="is not usable: it is not a systemd unit name"):
+        _systemd.unit_name(name)
+
+
+def entry(message: t.Any, **fields: t.Any) -> str:
+    return json.dumps(
+        dict(
+            {
+                "__CURSOR": "s=1",
+                "__REALTIME_TIMESTAMP": "1700000000000000",
+                "__MONOTONIC_TIMESTAMP": "42",
+                "_PID": "77",
+                "PRIORITY": "4",
+                "_SYSTEMD_INVOCATION_ID": "ab",
+                "MESSAGE": message,
+            },
+            **fields,
+        )
+    )
+
+
+def test_a_record() -> None:
+    (record,) = _systemd.records(entry("Load weight begin."))
+    assert record == _systemd.Record("s=1", 1700000000000000, 42, "ab", 77, 4, "Load weight begin.")
+
+
+@pytest.mark.parametrize(
+    ("message", "lines"),
+    [
+        ("plain", ["plain"]),
+        (
+            list(b"Loading:  25%|##\rLoading:  50%|####\rLoading: 75%"),
+            ["Loading:  25%|##", "Loading:  50%|####", "Loading: 75%"],
+        ),
+        (list(b"bad \xff byte"), ["bad \ufffd byte"]),
+        (list(b"\x1b[32mgreen\x1b[0m text"), ["green text"]),
+        ([list(b"one"), "two"], ["one", "two"]),
+        (None, [""]),
+        ("", [""]),
+        ("a\nb", ["a", "b"]),
+    ],
+)
+def test_messages(message: t.Any, lines: t.List[str]) -> None:
+    assert [record.message for record in _systemd.records(entry(message))] == lines
+
+
+def test_lines_that_are_not_records_are_skipped() -> None:
+    text = "\n".join(["-- No entries --", "{half", entry("x"), "[]"])
+    assert [record.message for record in _systemd.records(text)] == ["x"]
+
+
+class Calls:
+    """Answers of systemctl, in turn, and the commands that asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: t.Tuple[int, str, str]) -> None:
+        self.commands: t.List[t.List[str]] = []
+        left = list(answers)
+
+        def call(arguments: t.List[str], _timeout: float) -> t.Tuple[int, str, str]:
+            self.commands.append(arguments)
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        monkeypatch.setattr(_systemd, "_call", call)
+        monkeypatch.setattr(_systemd, "present", lambda: True)
+
+
+def test_start_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch, (0, "", ""))
+    _systemd.start("qwen")
+    assert calls.commands == [
+        ["systemctl", "--no-pager", "--no-ask-password", "start", "--no-block", "--", "qwen.service"]
+    ]
+
+
+def test_a_refused_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    Calls(monkeypatch, (1, "", "Failed to start qwen.service: Unit qwen.service is masked."))
+    with pytest.raises(ServingError) as caught:
+        _systemd.start("qwen")
+    assert caught.value.message == (
+        'the unit "qwen.service" was not started: Failed to start qwen.service: Unit qwen.service is masked'
+    )
+
+
+def test_resetting_a_unit_that_is_not_loaded_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    Calls(monkeypatch, (1, "", "Failed to reset failed state of unit qwen.service: Unit qwen.service not loaded."))
+    _systemd.reset_failed("qwen")
+    Calls(monkeypatch, (1, "", "Failed to reset failed state: Access denied"))
+    with pytest.raises(ServingError, match="was not reset: Failed to reset failed state: Access denied"):
+        _systemd.reset_failed("qwen")
+
+
+def test_an_old_systemd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Calls(monkeypatch, (0, "systemd 245 (245.4-4ubuntu3)\n+PAM", ""))
+    with pytest.raises(ServingError, match="systemd 245 is too old: 247 or newer is required"):
+        _systemd.require_floor()
+    Calls(monkeypatch, (0, "systemd 257 (257.4-1)\n", ""))
+    _systemd.require_floor()
+
+
+def test_the_journal_of_one_run_has_systemds_own_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch, (0, entry("x"), ""))
+    assert [record.message for record in _systemd.journal("qwen", invocation="ab", after_cursor="s=9", lines=7)] == [
+        "x"
+    ]
+    command = calls.commands[0]
+    assert "--all" in command and "--lines=7" in command and "--after-cursor=s=9" in command
+    assert command[-4:] == ["_SYSTEMD_INVOCATION_ID=ab", "+", "INVOCATION_ID=ab", "UNIT=qwen.service"]
+
+
+def test_a_command_that_hangs_is_ended() -> None:
+    with pytest.raises(_systemd.StopTimeout, match=r"did not answer within 0\.2 s"):
+        _systemd._call(["sleep", "30"], 0.2)
+
+
+def test_a_command_that_is_missing() -> None:
+    with pytest.raises(ServingError, match='the command "no-such-tool" cannot run: No such file'):
+        _systemd._call(["no-such-tool"], 1.0)
+
+
+def test_a_host_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_systemd, "present", lambda: False)
+    with pytest.raises(ServingError, match="systemd does not manage this host"):
+        _systemd.show("qwen")
