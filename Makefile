@@ -50,7 +50,7 @@ $(COLLECTION):
 	ln -sfn ../../../.. $@
 
 .PHONY: test
-test: lint unit integration molecule ## run all checks and tests
+test: lint unit integration rollout molecule ## run all checks and tests
 
 .PHONY: lint lint-yaml lint-python lint-types lint-ansible
 lint: lint-yaml lint-python lint-types lint-ansible ## yamllint, ruff, mypy and ansible-lint
@@ -77,6 +77,10 @@ unit: venv ## run the unit tests
 .PHONY: integration
 integration: venv ## run the integration tests: real processes, real programs, a real lab (as root)
 	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/integration
+
+.PHONY: rollout
+rollout: venv ## run the rollout tests on lab hosts: lost hosts, killed controllers, client traffic (as root)
+	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/rollout
 
 .PHONY: molecule
 molecule: venv ## run every Molecule scenario on lab hosts (as root)

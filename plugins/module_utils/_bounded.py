@@ -11,6 +11,7 @@ for each subject: while it does, the next call answers ``stuck`` without trying 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -134,10 +135,8 @@ def _open_files() -> t.List[int]:
 
 
 def _close_quietly(number: int) -> None:
-    try:
+    with contextlib.suppress(OSError):
         os.close(number)
-    except OSError:
-        pass
 
 
 def _write(writer: int, record: t.Dict[str, t.Any]) -> None:
@@ -201,10 +200,8 @@ def _kill(pid: int) -> None:
     # The child is ours and not yet reaped, so its pid cannot have been given to another process.
     # It leads its own group: whatever it started goes with it.
     for target in (os.killpg, os.kill):
-        try:
+        with contextlib.suppress(OSError):
             target(pid, signal.SIGKILL)
-        except OSError:
-            pass
 
 
 def _reap(pid: int) -> bool:

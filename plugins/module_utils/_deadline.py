@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import time
-import typing as t
 
-__all__ = ("Clock", "SYSTEM_CLOCK", "Deadline", "StallWindow")
+__all__ = ("SYSTEM_CLOCK", "Clock", "Deadline", "StallWindow")
 
 
 class Clock:

@@ -194,7 +194,8 @@ def _path(service: str) -> str:
 def _lost(service: str, current: t.Optional[Lease]) -> Lost:
     if current is None:
         return Lost(
-            'the service "%s" is not leased to this run any more: the lease is gone, so this call did nothing' % service,
+            'the service "%s" is not leased to this run any more: the lease is gone, so this call did nothing'
+            % service,
             verdict="refused",
         )
     return Lost(

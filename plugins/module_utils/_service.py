@@ -47,7 +47,9 @@ def load(name: str, folder: str = FOLDER) -> t.Dict[str, t.Any]:
     except (OSError, ValueError) as error:
         raise ServingError('the definition of the service "%s" cannot be used: %s: %s' % (name, path, error)) from error
     if not isinstance(definition, dict) or definition.get("name") != name:
-        raise ServingError('the definition of the service "%s" cannot be used: %s describes something else' % (name, path))
+        raise ServingError(
+            'the definition of the service "%s" cannot be used: %s describes something else' % (name, path)
+        )
     return definition
 
 

@@ -131,7 +131,7 @@ EXAMPLES = r"""
 
 - name: Stop a server that was started by hand
   gpuops.serving.process_tree_stop:
-    pattern: vllm\.entrypoints|VLLM::
+    pattern: 'vllm\.entrypoints|VLLM::'
     user: inference
 """
 

@@ -123,7 +123,8 @@ def present(ctx: _ansible.Context) -> _ansible.Result:
             "changed": not taken and (current is None or current.run_id != run_id),
             "run_id": run_id,
             "elapsed": 0.0,
-            "msg": 'the lease of "%s" %s' % (params["service"], "is held by " + current.describe() if taken and current else "is free"),
+            "msg": 'the lease of "%s" %s'
+            % (params["service"], "is held by " + current.describe() if taken and current else "is free"),
         }
     while True:
         try:

@@ -58,7 +58,9 @@ def verify(fleet: Fleet, before: t.Dict[str, t.Any], units: t.Dict[str, t.Any]) 
     for host in GPU_HOSTS:
         now = fleet.processes(host)
         old = {(row["pid"], row["start"]) for row in before[host]}
-        wrong += [f"{host}: pid {row['pid']} {row['name']} survived" for row in now if (row["pid"], row["start"]) in old]
+        wrong += [
+            f"{host}: pid {row['pid']} {row['name']} survived" for row in now if (row["pid"], row["start"]) in old
+        ]
         if not any(row["gpu"] for row in now):
             wrong.append(f"{host}: nothing holds the GPU")
         unit = fleet.unit(host)
@@ -88,7 +90,7 @@ def run() -> int:
     say("Deploying: gpu1 and gpu2 by gpuops.serving.deploy, gpu3 keeps its hand-written unit with KillMode=process")
     fleet.install_legacy()
     fleet.playbook("deploy", "-e", "service=qwen")
-    fleet.wait_backends({host: "UP" for host in GPU_HOSTS}, timeout=120)
+    fleet.wait_backends(dict.fromkeys(GPU_HOSTS, "UP"), timeout=120)
 
     say("systemctl restart of the hand-written unit on gpu3")
     naive = naive_restart(fleet)
@@ -103,7 +105,12 @@ def run() -> int:
         say("ansible-playbook gpuops.serving.rolling_restart -e service=qwen")
         rollout_began = time.monotonic()
         rolled = fleet.playbook(
-            "rolling_restart", "-e", "service=qwen", "-e", f"clean_restart_report={BUILD / 'rollout.json'}", checked=False
+            "rolling_restart",
+            "-e",
+            "service=qwen",
+            "-e",
+            f"clean_restart_report={BUILD / 'rollout.json'}",
+            checked=False,
         )
         rollout_seconds = time.monotonic() - rollout_began
         summary = traffic.stop()

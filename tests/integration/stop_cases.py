@@ -17,6 +17,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import typing as t
 
@@ -101,12 +102,14 @@ def nodes(tree: t.Dict[str, t.Any]) -> t.List[t.Dict[str, t.Any]]:
 
 
 @pytest.fixture(name="forest")
-def fixture_forest(tmp_path: pathlib.Path) -> t.Iterator[Forest]:
-    folder = tmp_path / "forest"
-    folder.mkdir()
-    folder.chmod(0o777)
-    for parent in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        parent.chmod(parent.stat().st_mode | 0o055)  # a process of another user must reach its folder
+def fixture_forest() -> t.Iterator[Forest]:
+    # Not under tmp_path, whose parents only root may enter: processes of other users belong to the forest too.
+    with tempfile.TemporaryDirectory(prefix="forest-") as name:
+        os.chmod(name, 0o777)
+        yield from cared_for(pathlib.Path(name))
+
+
+def cared_for(folder: pathlib.Path) -> t.Iterator[Forest]:
     forest = Forest(folder)
     # Bystanders: a child of process 1 without a session of its own, one that leads a session, a session's orphan.
     bystanders: t.List[t.Dict[str, t.Any]] = [

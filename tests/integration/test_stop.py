@@ -31,7 +31,7 @@ def test_real_processes_are_stopped_and_nothing_else(tmp_path: pathlib.Path) -> 
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=200,
         check=False,
     )
     assert run.returncode == 0, run.stdout

@@ -183,8 +183,12 @@ class Fleet:
             *("gpuops.serving." + playbook, *arguments),
         ]
 
-    def playbook(self, playbook: str, *arguments: str, checked: bool = True, timeout: float = 600, **options: t.Any) -> t.Any:
+    def playbook(
+        self, playbook: str, *arguments: str, checked: bool = True, timeout: float = 600, **options: t.Any
+    ) -> t.Any:
         argv = self.ansible_argv(playbook, *arguments)
+        if not any("clean_restart_report=" in argument for argument in arguments):
+            argv += ["-e", f"clean_restart_report={self.folder / 'report.json'}"]
         done = subprocess.run(argv, env=self.environment(), check=False, timeout=timeout, cwd=REPO, **options)
         if checked and done.returncode:
             raise FleetError(f"{' '.join(argv)} exited {done.returncode}\n{getattr(done, 'stdout', '') or ''}")
@@ -195,7 +199,9 @@ class Fleet:
         argv = ["ansible", "-i", str(self.folder / "inventory.yml"), host, "-m", "gpuops.serving." + module]
         if arguments:
             argv += ["-a", json.dumps(arguments)]
-        environment = dict(self.environment(), ANSIBLE_LOAD_CALLBACK_PLUGINS="1", ANSIBLE_STDOUT_CALLBACK="ansible.builtin.oneline")
+        environment = dict(
+            self.environment(), ANSIBLE_LOAD_CALLBACK_PLUGINS="1", ANSIBLE_STDOUT_CALLBACK="ansible.builtin.oneline"
+        )
         done = subprocess.run(argv, env=environment, check=False, timeout=120, cwd=REPO, capture_output=True, text=True)
         text = done.stdout
         try:

@@ -52,7 +52,8 @@ def write(path: str) -> None:
     writer.add_unk_token_id(0)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
-        return (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+        values: np.ndarray = (random.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
+        return values
 
     writer.add_tensor("token_embd.weight", matrix(len(tokens), _WIDTH))
     for layer in range(_LAYERS):

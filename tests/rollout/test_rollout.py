@@ -24,8 +24,8 @@ def lives(fleet: Fleet) -> LIVES:
     return {host: fleet.unit(host)["InvocationID"] for host in GPU_HOSTS}
 
 
-def roll(fleet: Fleet, report: Path, *arguments: str, **options: t.Any) -> "subprocess.CompletedProcess[str]":
-    done: "subprocess.CompletedProcess[str]" = fleet.playbook(
+def roll(fleet: Fleet, report: Path, *arguments: str, **options: t.Any) -> subprocess.CompletedProcess[str]:
+    done: subprocess.CompletedProcess[str] = fleet.playbook(
         "rolling_restart",
         *("-e", "service=qwen", "-e", f"clean_restart_report={report}", *arguments),
         checked=False,
@@ -41,7 +41,7 @@ def outcomes(report: Path) -> t.Dict[str, t.Any]:
     return {entry["host"]: entry for entry in json.loads(report.read_text(encoding="utf-8"))["hosts"]}
 
 
-def begin(fleet: Fleet, report: Path, *arguments: str) -> "subprocess.Popen[str]":
+def begin(fleet: Fleet, report: Path, *arguments: str) -> subprocess.Popen[str]:
     """A rollout in the background, in a session of its own."""
     return subprocess.Popen(
         fleet.ansible_argv("rolling_restart", "-e", "service=qwen", "-e", f"clean_restart_report={report}", *arguments),
@@ -54,7 +54,7 @@ def begin(fleet: Fleet, report: Path, *arguments: str) -> "subprocess.Popen[str]
     )
 
 
-def read_until(process: "subprocess.Popen[str]", text: str, timeout: float = 90) -> str:
+def read_until(process: subprocess.Popen[str], text: str, timeout: float = 90) -> str:
     """What the rollout prints up to and with a line that holds ``text``."""
     assert process.stdout is not None
     end = time.monotonic() + timeout
@@ -102,8 +102,16 @@ def test_an_unknown_service_fails_before_any_host_is_touched(fleet: Fleet, tmp_p
 def test_hosts_that_are_down_failed_or_never_started_come_to_serve(fleet: Fleet, tmp_path: Path) -> None:
     # gpu1 is down, gpu2 has failed with its start limit hit, gpu3's front is gone and its scheduler holds the GPU.
     fleet.run("gpu1", "systemctl stop gpuops-qwen.service")
-    fleet.run("gpu2", "mv /usr/local/bin/lab-llama /usr/local/bin/lab-llama.away; systemctl restart gpuops-qwen.service", False)
-    fleet.run("gpu2", "for i in $(seq 60); do systemctl is-failed -q gpuops-qwen && break; systemctl restart gpuops-qwen; sleep 0.2; done", False)
+    fleet.run(
+        "gpu2",
+        "mv /usr/local/bin/lab-llama /usr/local/bin/lab-llama.away; systemctl restart gpuops-qwen.service",
+        False,
+    )
+    fleet.run(
+        "gpu2",
+        "for i in $(seq 60); do systemctl is-failed -q gpuops-qwen && exit; systemctl restart gpuops-qwen; sleep 0.2; done",
+        False,
+    )
     fleet.run("gpu2", "mv /usr/local/bin/lab-llama.away /usr/local/bin/lab-llama")
     fleet.run("gpu3", "systemctl stop qwen-legacy.service")
     assert fleet.unit("gpu2")["ActiveState"] == "failed"
@@ -253,7 +261,13 @@ def test_stop_and_start_by_playbook(fleet: Fleet, tmp_path: Path) -> None:
 def test_the_gpu_check_of_the_inventory(fleet: Fleet) -> None:
     fleet.playbook("stop", "-e", "service=qwen", "--limit", "gpu1")
     done = fleet.playbook(
-        "gpu_clear_check", "-e", "gpuops_hosts=gpu_hosts", checked=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        "gpu_clear_check",
+        "-e",
+        "gpuops_hosts=gpu_hosts",
+        checked=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert done.returncode != 0
     assert "gpu1 gpu 0: clear, 3 MiB in use" in done.stdout

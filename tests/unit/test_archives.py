@@ -21,30 +21,41 @@ import typing as t
 import zipfile
 
 import pytest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+MODULES = sorted(name[:-3] for name in os.listdir(os.path.join(ROOT, "plugins", "modules")) if name.endswith(".py"))
+ROOMS = sorted(name[:-3] for name in os.listdir(os.path.join(ROOT, "plugins", "module_utils")) if name.endswith(".py"))
+PREFIX = "ansible_collections/gpuops/serving/plugins/module_utils/"
+
+
+# In a process of its own: Ansible's loader takes over how collections are imported.
+BUILD = """
+import sys
 from ansible.executor.module_common import modify_module
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-MODULES = sorted(name[:-3] for name in os.listdir(os.path.join(ROOT, "plugins", "modules")) if name.endswith(".py"))
-ROOMS = sorted(name[:-3] for name in os.listdir(os.path.join(ROOT, "plugins", "module_utils")) if name.endswith(".py"))
 init_plugin_loader()
-PREFIX = "ansible_collections/gpuops/serving/plugins/module_utils/"
+built = modify_module(
+    module_name="gpuops.serving." + sys.argv[1],
+    module_path=sys.argv[2],
+    module_args={},
+    templar=Templar(loader=DataLoader()),
+    task_vars={"ansible_python_interpreter": sys.executable},
+    module_compression="ZIP_STORED",
+)
+sys.stdout.buffer.write(built[0] if isinstance(built, tuple) else built.b_module_data)
+"""
 
 
 def archive(name: str) -> bytes:
     path = os.path.join(ROOT, "plugins", "modules", name + ".py")
-    built = modify_module(
-        module_name="gpuops.serving." + name,
-        module_path=path,
-        module_args={},
-        templar=Templar(loader=DataLoader()),
-        task_vars={"ansible_python_interpreter": sys.executable},
-        module_compression="ZIP_STORED",
+    environment = dict(os.environ, ANSIBLE_COLLECTIONS_PATH=os.path.join(ROOT, ".cache", "collections"))
+    built = subprocess.run(
+        [sys.executable, "-c", BUILD, name, path], capture_output=True, check=True, timeout=60, env=environment
     )
-    data = built[0] if isinstance(built, tuple) else built.b_module_data
-    candidates = re.findall(rb"[\"']([A-Za-z0-9+/=\n]{2000,})[\"']", data)
+    candidates = re.findall(rb"[\"']([A-Za-z0-9+/=\n]{2000,})[\"']", built.stdout)
     assert candidates, "no archive was found in the module"
     return base64.b64decode(max(candidates, key=len))
 

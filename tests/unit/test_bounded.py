@@ -69,9 +69,9 @@ def test_the_child_keeps_nothing_of_the_caller_open(tmp_path: t.Any) -> None:
         number = handle.fileno()
 
         def look(report: _bounded.Report) -> t.Any:
-            return sorted(int(name) for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)), [
-                os.readlink("/proc/self/fd/%d" % fd) for fd in (0, 1, 2)
-            ]
+            return sorted(
+                int(name) for name in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + name)
+            ), [os.readlink("/proc/self/fd/%d" % fd) for fd in (0, 1, 2)]
 
         open_files, standard = _bounded.run(look, 5).value
     assert number not in open_files or number <= 2

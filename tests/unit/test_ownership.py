@@ -106,6 +106,9 @@ def test_nothing_follows_from_a_namespace_that_everybody_shares(
     assert pids(_ownership.of_pids(table, [ProcessRef(100, 100)], mount_ns=mount_ns)) == [100, 101]
     monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 0)
     assert pids(_ownership.of_unit(table, unit(), mount_ns=mount_ns)) == [100, 101]
+    # Process 1 hides its namespace, as it does from an ordinary user: all others would look strange.
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: {1: 0, "self": 5}.get(pid, 4026531840))
+    assert pids(_ownership.of_unit(table, unit(), mount_ns=mount_ns)) == [100, 101]
 
 
 def test_a_namespace_of_its_own_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +209,14 @@ def test_kernel_threads_process_one_and_the_caller_are_never_owned(monkeypatch: 
     table = Table([*BASE, process(100, cgroup=HERE, gids=(MARK,)), process(101, 100), process(102, 100)])
     assert pids(_ownership.of_pids(table, refs, mark_gid=MARK)) == []
     assert pids(_ownership.of_unit(table, unit(main_pid=1, control_pid=100), mark_gid=MARK)) == []
+    monkeypatch.setattr(_ownership, "own_line", lambda _table: set())
+    odd = [process(1, 0, cgroup=HERE, gids=(MARK,)), process(2, 0, cgroup=HERE, kernel_thread=True, gids=(MARK,))]
+    assert (
+        pids(_ownership.of_unit(Table([*odd, process(3, 2, kernel_thread=True)]), unit(main_pid=2), mark_gid=MARK))
+        == []
+    )
+    nobody = _ownership.Owned(leaders={0, 1})
+    assert pids(_ownership.of_pids(Table(BASE), [], previous=nobody)) == []
 
 
 def test_strangers_are_those_whom_only_weak_evidence_names() -> None:

@@ -33,7 +33,9 @@ def test_a_folder_of_root_alone_is_appended_once_and_last(site: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["site", "parent"])
-@pytest.mark.parametrize(("mode", "owner", "reason"), [(0o775, 0, "can be written by others"), (0o755, 65534, "is not owned by root")])
+@pytest.mark.parametrize(
+    ("mode", "owner", "reason"), [(0o775, 0, "can be written by others"), (0o755, 65534, "is not owned by root")]
+)
 def test_a_folder_that_others_can_change_is_not_used(site: str, where: str, mode: int, owner: int, reason: str) -> None:
     place = site if where == "site" else os.path.dirname(site)
     os.chmod(place, mode)
@@ -56,6 +58,8 @@ def test_a_missing_library_is_one_sentence_with_the_distribution_and_the_role(mo
     monkeypatch.setitem(_site.DISTRIBUTIONS, "no_such_module_x", "no-such-distribution")
     with pytest.raises(MissingLibrary) as caught:
         _site.require(["json", "no_such_module_x"])
-    assert caught.value.message.startswith('the Python distribution "no-such-distribution" is missing for ' + sys.executable)
+    assert caught.value.message.startswith(
+        'the Python distribution "no-such-distribution" is missing for ' + sys.executable
+    )
     assert "apply the role gpuops.serving.host_agent" in caught.value.message
     assert _site.missing(["json"]) == []

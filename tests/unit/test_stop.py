@@ -167,6 +167,15 @@ def test_it_never_outlasts_its_limit(monkeypatch: pytest.MonkeyPatch, timeout: f
     assert result["msg"].startswith('2 of 2 processes of the unit "qwen.service" are left, and the unit is not at rest')
 
 
+def test_a_short_limit_leaves_time_for_the_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    host.immortal = {10}
+    host.stopper(grace=30, kill_grace=3, timeout=5).run()
+    killed = next(when for when, _pid, name in host.sent if name == "SIGKILL")
+    assert killed <= 2.5
+    assert host.now - 1000.0 >= killed + 2.5
+
+
 def test_a_unit_that_somebody_starts_again_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), active_state="inactive")
     host.deaf = {10}

@@ -7,7 +7,20 @@ from __future__ import annotations
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _verdicts
 
-GOOD = {"clear", "absent", "stopped", "started", "running", "ready", "ok", "slow", "idle", "drained", "held", "released"}
+GOOD = {
+    "clear",
+    "absent",
+    "stopped",
+    "started",
+    "running",
+    "ready",
+    "ok",
+    "slow",
+    "idle",
+    "drained",
+    "held",
+    "released",
+}
 
 
 def test_only_what_is_proved_is_good() -> None:

@@ -34,7 +34,8 @@ def now(host: t.Any, before: t.Dict[str, t.Any]) -> t.Dict[str, t.Any]:
 def completion(host: t.Any, url: str) -> int:
     code = (
         "import json, urllib.request as u; r = u.Request(%r, json.dumps({'prompt': 'hi', 'max_tokens': 1}).encode(),"
-        " {'Content-Type': 'application/json'}); print(json.load(u.urlopen(r, timeout=30))['usage']['completion_tokens'])"
+        " {'Content-Type': 'application/json'});"
+        " print(json.load(u.urlopen(r, timeout=30))['usage']['completion_tokens'])"
     )
     return int(host.check_output("python3 -c %s", code % url))
 
@@ -55,7 +56,9 @@ def test_no_process_of_the_old_life_is_left(before: t.Dict[str, t.Any], now: t.D
     assert not {tuple(row) for row in before["processes"]} & {tuple(row) for row in now["processes"]}
 
 
-def test_the_gpu_is_held_by_the_new_life_alone(host: t.Any, before: t.Dict[str, t.Any], now: t.Dict[str, t.Any]) -> None:
+def test_the_gpu_is_held_by_the_new_life_alone(
+    host: t.Any, before: t.Dict[str, t.Any], now: t.Dict[str, t.Any]
+) -> None:
     old = {row[0] for row in before["processes"]}
     registered = {int(name.split("-")[0]) for name in host.check_output("ls /run/fake-nvml/holders").split()}
     living = {pid for pid in registered if host.file("/proc/%d/stat" % pid).exists}
