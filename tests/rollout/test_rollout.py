@@ -109,7 +109,7 @@ def test_hosts_that_are_down_failed_or_never_started_come_to_serve(fleet: Fleet,
     )
     fleet.run(
         "gpu2",
-        "for i in $(seq 60); do systemctl is-failed -q gpuops-qwen && exit; systemctl restart gpuops-qwen; sleep 0.2; done",
+        "for i in $(seq 60); do systemctl is-failed -q gpuops-qwen && exit; systemctl restart gpuops-qwen; done",
         False,
     )
     fleet.run("gpu2", "mv /usr/local/bin/lab-llama.away /usr/local/bin/lab-llama")
