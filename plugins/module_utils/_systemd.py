@@ -125,6 +125,7 @@ class UnitState:
             "kill_mode": self.kill_mode,
             "restart": self.restart,
             "unit_file_state": self.unit_file_state,
+            "need_reload": self.need_reload,
         }
 
 

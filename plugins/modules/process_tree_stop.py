@@ -270,6 +270,9 @@ unit_state:
     unit_file_state:
       description: Whether it is enabled, masked and so on.
       type: str
+    need_reload:
+      description: Whether its file has changed since systemd read it.
+      type: bool
 elapsed:
   description: Duration in seconds.
   type: float

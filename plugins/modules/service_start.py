@@ -105,12 +105,18 @@ def start(context: _ansible.Context) -> t.Dict[str, t.Any]:
     if not params.get("unit"):
         raise UsageError('the definition of the service "%s" names no unit' % params.get("service"))
     selection = _selection.select(params)
-    return _start.start(
+    result = _start.start(
         selection,
         timeout=params["timeout"],
         reset_failed=params["reset_failed"],
         check_mode=context.check_mode,
     )
+    if result["unit_state"]["need_reload"]:
+        context.warn(
+            'the file of the unit "%s" has changed since systemd read it, and the change is not in force: type '
+            '"systemctl daemon-reload" on the host and restart the service' % params["unit"]
+        )
+    return result
 
 
 def main() -> None:

@@ -220,6 +220,38 @@ def test_a_host_that_does_not_become_ready_stays_withdrawn(fleet: Fleet, tmp_pat
     assert_serves(fleet, "gpu1")
 
 
+def test_a_wedged_engine_never_drains_and_is_restarted_when_that_is_accepted(fleet: Fleet, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    main_pid = fleet.unit("gpu1")["MainPID"]
+    fleet.run("gpu1", f"kill -STOP {main_pid}")
+    quick = ("--limit", "gpu1", "-e", "clean_restart_drain_timeout=6")
+    done = roll(fleet, report, *quick)
+    assert done.returncode != 0
+    failure = outcomes(report)["gpu1"]["failure"]
+    assert failure["phase"] in ("withdraw", "drain")
+    assert failure["verdict"] in ("busy", "unknown")
+    assert fleet.unit("gpu1")["MainPID"] == main_pid
+    again = roll(fleet, report, *quick, "-e", "clean_restart_drain_on_timeout=proceed")
+    assert again.returncode == 0, again.stdout
+    assert fleet.unit("gpu1")["MainPID"] != main_pid
+    assert_serves(fleet, "gpu1")
+    assert fleet.backends()["gpu1"] == "UP"
+
+
+def test_a_unit_that_does_not_exist_costs_no_serving_host(fleet: Fleet, tmp_path: Path) -> None:
+    services = json.dumps([{"name": "qwen", "unit": "qwne.service", "port": 8080, "gpus": ["0"]}])
+    kept = lives(fleet)
+    done = roll(
+        fleet, tmp_path / "report.json", "--limit", "gpu1", "-e", json.dumps({"gpuops_services": json.loads(services)})
+    )
+    assert done.returncode != 0
+    failure = outcomes(tmp_path / "report.json")["gpu1"]["failure"]
+    assert failure["phase"] == "survey"
+    assert 'the unit "qwne.service" of the service "qwen" on gpu1 is not-found' in failure["message"]
+    assert lives(fleet) == kept
+    assert fleet.backends()["gpu1"] == "UP"
+
+
 def test_a_rollout_under_traffic_loses_nothing(fleet: Fleet, tmp_path: Path, traffic: t.Callable[..., Traffic]) -> None:
     clients = traffic()
     clients.wait_in_flight(20, streams=3)
