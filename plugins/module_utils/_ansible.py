@@ -77,6 +77,7 @@ def run_module(
                 result = body(context)
         else:
             result = body(context)
+        verdict = _verdicts.lookup(result["verdict"])
     except ServingError as error:
         failure = dict(error.result)
         failure.setdefault("changed", False)
@@ -89,12 +90,11 @@ def run_module(
             ok=False,
             exception=traceback.format_exc(),
         )
-    answer(module, result)
+    _answer(module, result, verdict)
 
 
-def answer(module: AnsibleModule, result: Result) -> None:
+def _answer(module: AnsibleModule, result: Result, verdict: _verdicts.Verdict) -> None:
     """Exit with a body's result: good, bad but only reported, or failed."""
-    verdict = _verdicts.lookup(result["verdict"])
     result.setdefault("changed", False)
     result.setdefault("ok", verdict.ok)
     fails = verdict.fails or not result["ok"]

@@ -1,0 +1,151 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""How a module answers for what its body found, and for what it raised."""
+
+from __future__ import annotations
+
+import json
+import typing as t
+
+import pytest
+from ansible.module_utils import basic
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _service, _site
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
+
+Body = t.Callable[[_ansible.Context], _ansible.Result]
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: t.Any
+) -> t.Callable[..., t.Tuple[int, t.Dict[str, t.Any]]]:
+    """Run a body as a module with the given arguments; return its exit status and what it printed."""
+    monkeypatch.setattr(_lease, "STATE_FOLDER", str(tmp_path / "state"))
+    monkeypatch.setattr(_lease, "LOCK_FOLDER", str(tmp_path / "run"))
+
+    def call(
+        body: Body,
+        spec: t.Optional[_ansible.Spec] = None,
+        check: bool = False,
+        arguments: t.Any = None,
+        **options: t.Any,
+    ) -> t.Tuple[int, t.Dict[str, t.Any]]:
+        values = dict(arguments or {}, _ansible_check_mode=check, _ansible_remote_tmp=str(tmp_path))
+        monkeypatch.setattr(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": values}).encode())
+        monkeypatch.setattr(basic, "_ANSIBLE_PROFILE", "legacy", raising=False)
+        with pytest.raises(SystemExit) as ended:
+            _ansible.run_module(spec or {}, body, **options)
+        return int(ended.value.code or 0), json.loads(capsys.readouterr().out)
+
+    return call
+
+
+def test_a_good_verdict_is_ok_and_says_whether_something_changed(run: t.Any) -> None:
+    code, result = run(lambda ctx: {"verdict": "stopped", "changed": True, "msg": "done"})
+    assert (code, result["ok"], result["changed"], result.get("failed", False)) == (0, True, True, False)
+    code, result = run(lambda ctx: {"verdict": "clear", "msg": "done"})
+    assert (code, result["ok"], result["changed"]) == (0, True, False)
+
+
+@pytest.mark.parametrize("verdict", ["busy", "unknown", "error", "survivors", "refused", "wedged", "progressing"])
+def test_a_bad_verdict_fails_with_the_result_attached(run: t.Any, verdict: str) -> None:
+    code, result = run(lambda ctx: {"verdict": verdict, "msg": "why", "found": [1]})
+    assert code == 1
+    assert (result["failed"], result["ok"], result["msg"], result["found"]) == (True, False, "why", [1])
+
+
+def test_report_only_does_not_fail_and_is_not_ok(run: t.Any) -> None:
+    spec = {"report_only": {"type": "bool", "default": False}}
+    code, result = run(lambda ctx: {"verdict": "busy", "msg": "why"}, spec, arguments={"report_only": True})
+    assert (code, result["ok"], result.get("failed", False)) == (0, False, False)
+
+
+def test_a_good_verdict_that_breaks_a_limit_fails(run: t.Any) -> None:
+    code, result = run(lambda ctx: {"verdict": "slow", "ok": False, "msg": "over the limit"})
+    assert (code, result["failed"], result["ok"]) == (1, True, False)
+
+
+def test_a_word_that_is_no_verdict_is_an_internal_error_not_an_answer(run: t.Any) -> None:
+    code, result = run(lambda ctx: {"verdict": "fine", "msg": "why"})
+    assert (code, result["failed"], result["ok"]) == (1, True, False)
+
+
+@pytest.mark.parametrize("kind", [ServingError, UsageError])
+def test_an_error_of_the_library_is_its_sentence_and_its_result(run: t.Any, kind: t.Type[ServingError]) -> None:
+    def body(ctx: _ansible.Context) -> _ansible.Result:
+        raise kind('the unit "x" is not there: typo', verdict="refused", seen=[2])
+
+    code, result = run(body)
+    assert code == 1
+    assert (result["msg"], result["verdict"], result["seen"]) == ('the unit "x" is not there: typo', "refused", [2])
+    assert (result["ok"], result["changed"]) == (False, False)
+
+
+def test_a_bug_is_called_one(run: t.Any) -> None:
+    code, result = run(lambda ctx: {"verdict": 1 / 0})
+    assert code == 1
+    assert result["msg"].startswith("an internal error: ZeroDivisionError: division by zero")
+    assert (result["failed"], result["ok"], result["changed"]) == (True, False, False)
+
+
+def test_a_missing_library_is_said_before_anything_is_done(run: t.Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(_site.DISTRIBUTIONS, "no_such_module_x", "no-such-distribution")
+    called: t.List[int] = []
+    code, result = run(lambda ctx: called.append(1) or {"verdict": "clear"}, requires=["no_such_module_x"])
+    assert (code, called) == (1, [])
+    assert 'the Python distribution "no-such-distribution" is missing' in result["msg"]
+
+
+def test_a_key_from_the_definition_is_never_printed(
+    run: t.Any, tmp_path: t.Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "key").write_text("sk-secret-1234\n", encoding="utf-8")
+    definition = {"name": "qwen", "api_key_file": str(tmp_path / "key")}
+    (tmp_path / "qwen.json").write_text(json.dumps(definition), encoding="utf-8")
+    real = _service.fill
+    monkeypatch.setattr(_service, "fill", lambda params, mapping: real(params, mapping, str(tmp_path)))
+    seen: t.List[str] = []
+
+    def body(ctx: _ansible.Context) -> _ansible.Result:
+        seen.append(ctx.params["api_key"])
+        return {"verdict": "ok", "msg": "asked with sk-secret-1234"}
+
+    spec = dict(_ansible.service_spec(), **_ansible.http_spec())
+    code, result = run(body, spec, fill={"url": "url"}, arguments={"service": "qwen"})
+    assert (code, seen) == (0, ["sk-secret-1234"])
+    assert "sk-secret-1234" not in json.dumps(result)
+
+
+def test_a_change_under_another_runs_lease_is_refused_and_not_begun(run: t.Any) -> None:
+    _lease.take("qwen", "one", "ops@deploy01", "stop")
+    spec = dict(_ansible.service_spec(), **_ansible.mutating_spec())
+    called: t.List[int] = []
+    code, result = run(
+        lambda ctx: called.append(1) or {"verdict": "stopped"},
+        spec,
+        mutating=True,
+        arguments={"service": "qwen", "run_id": "two"},
+    )
+    assert (code, called, result["verdict"], result["ok"]) == (1, [], "refused", False)
+    code, result = run(
+        lambda ctx: {"verdict": "stopped", "msg": "done"},
+        spec,
+        mutating=True,
+        arguments={"service": "qwen", "run_id": "one"},
+    )
+    assert (code, result["verdict"]) == (0, "stopped")
+
+
+def test_check_mode_takes_no_lock(run: t.Any, tmp_path: t.Any) -> None:
+    spec = dict(_ansible.service_spec(), **_ansible.mutating_spec())
+    code, _result = run(
+        lambda ctx: {"verdict": "stopped", "msg": "would", "changed": ctx.check_mode},
+        spec,
+        check=True,
+        mutating=True,
+        arguments={"service": "qwen"},
+    )
+    assert code == 0
+    assert not (tmp_path / "run").exists()
