@@ -16,7 +16,7 @@ options:
       - Default is the key file of the service's definition, if it names one.
     type: str
   headers:
-    description: Further request headers.
+    description: Further request headers. Their values are not logged, since one may be a key.
     type: dict
   validate_certs:
     description: Verify TLS certificates.

@@ -15,6 +15,8 @@ options:
       - Name of a service that is defined on the host in C(/etc/gpuops/services/NAME.json), as the role
         P(gpuops.serving.inference_service#role) writes it.
       - The definition fills the options that the task leaves out. An option that the task gives always wins.
+      - A service without a definition is an error, unless the task gives what the definition would fill. Then the name
+        serves for locks, leases and messages alone, which is how units that others wrote are worked on.
     type: str
 """
 

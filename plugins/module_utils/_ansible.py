@@ -41,7 +41,8 @@ def mutating_spec() -> Spec:
 def http_spec() -> Spec:
     return {
         "api_key": {"type": "str", "no_log": True},
-        "headers": {"type": "dict"},
+        # A header may carry a key as well.
+        "headers": {"type": "dict", "no_log": True},
         "validate_certs": {"type": "bool", "default": True},
         "ca_path": {"type": "path"},
     }
@@ -82,12 +83,14 @@ def run_module(
         failure = dict(error.result)
         failure.setdefault("changed", False)
         failure.setdefault("ok", False)
+        failure.setdefault("verdict", "error")
         module.fail_json(msg=error.message, **failure)
     except Exception as error:
         module.fail_json(
             msg="an internal error: %s: %s; please report it with the traceback" % (type(error).__name__, error),
             changed=False,
             ok=False,
+            verdict="error",
             exception=traceback.format_exc(),
         )
     _answer(module, result, verdict)

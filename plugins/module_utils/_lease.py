@@ -30,6 +30,7 @@ TERM = 60.0
 STATE_FOLDER = "/var/lib/gpuops"
 LOCK_FOLDER = "/run/gpuops"
 LOCK_POLL = 0.1
+LEASE_LOCK_TIMEOUT = 10.0
 
 
 class Lease(t.NamedTuple):
@@ -76,14 +77,14 @@ def read(service: str) -> t.Optional[Lease]:
         return Lease("unreadable", "unknown", "unknown", time.time(), 0.0)
 
 
-def take(service: str, run_id: str, controller: str, phase: str) -> t.Optional[Lease]:
-    """Make ``run_id`` the owner. Returns the earlier owner whose lease had expired, if there was one."""
+def take(service: str, run_id: str, controller: str, phase: str, term: float = TERM) -> t.Optional[Lease]:
+    """Make ``run_id`` the owner for ``term`` seconds. Returns the earlier owner whose lease had expired, if any."""
     with _file_lock(service):
         current = read(service)
         if current is not None and current.fresh and current.run_id != run_id:
             raise _lost(service, current)
         since = current.since if current is not None and current.run_id == run_id else time.time()
-        _write(service, run_id, controller, phase, since)
+        _write(service, run_id, controller, phase, since, term)
     return current if current is not None and current.run_id != run_id else None
 
 
@@ -146,8 +147,14 @@ def operation(service: t.Optional[str], run_id: t.Optional[str], timeout: float 
 @contextlib.contextmanager
 def locked(service: str, timeout: float) -> t.Iterator[None]:
     """The flock of a service: waits for the process that holds it, within ``timeout``."""
-    _service.check_name(service)
-    path = os.path.join(LOCK_FOLDER, service + ".lock")
+    with _flock(
+        os.path.join(LOCK_FOLDER, _service.check_name(service) + ".lock"), 'the service "%s"' % service, timeout
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _flock(path: str, what: str, timeout: float) -> t.Iterator[None]:
     handle = _open_lock(path)
     deadline = Deadline(timeout)
     try:
@@ -160,8 +167,8 @@ def locked(service: str, timeout: float) -> t.Iterator[None]:
                     raise
             if deadline.expired:
                 raise Lost(
-                    'the service "%s" is being changed by process %s and was not free within %g s: '
-                    "wait for it to end, then try again" % (service, _holder(handle), timeout),
+                    "%s is being changed by process %s and was not free within %g s: wait for it to end, then try again"
+                    % (what, _holder(handle), timeout),
                     verdict="refused",
                 )
             deadline.sleep(LOCK_POLL)
@@ -221,14 +228,14 @@ def _expires_in(found: t.Dict[str, t.Any]) -> float:
     return float(found["renewed_monotonic"]) + float(found["term"]) - time.monotonic()
 
 
-def _write(service: str, run_id: str, controller: str, phase: str, since: float) -> None:
+def _write(service: str, run_id: str, controller: str, phase: str, since: float, term: float = TERM) -> None:
     path = _path(service)
     record = {
         "run_id": run_id,
         "controller": controller,
         "phase": phase,
         "since": since,
-        "term": TERM,
+        "term": term,
         "boot_id": _boot_id(),
         "renewed_monotonic": time.monotonic(),
     }
@@ -239,12 +246,7 @@ def _write(service: str, run_id: str, controller: str, phase: str, since: float)
     os.replace(temporary, path)
 
 
-@contextlib.contextmanager
-def _file_lock(service: str) -> t.Iterator[None]:
+def _file_lock(service: str) -> t.ContextManager[None]:
     """Two controllers that read and write the lease in the same moment take turns."""
-    handle = _open_lock(os.path.join(LOCK_FOLDER, _service.check_name(service) + ".lease.lock"))
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    path = os.path.join(LOCK_FOLDER, "lease", _service.check_name(service) + ".lock")
+    return _flock(path, 'the lease of the service "%s"' % service, LEASE_LOCK_TIMEOUT)

@@ -11,9 +11,11 @@ import json
 import os
 import typing as t
 
+from ._deadline import Deadline
 from ._errors import ServingError
 
 SCHEMA = 1
+LOCK_TIMEOUT = 30.0
 
 Entry = t.Dict[str, t.Any]
 
@@ -58,7 +60,7 @@ def add(path: str, rollout: str, action: str, new: Entry) -> t.Dict[str, t.Any]:
     except OSError as error:
         raise ServingError('the report "%s" cannot be written: %s' % (path, error.strerror)) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _wait_for(lock, path)
         report = _load(path)
         if report.get("rollout") != rollout:
             report = {"schema": SCHEMA, "rollout": rollout, "action": action, "hosts": []}
@@ -92,6 +94,21 @@ def table(report: t.Mapping[str, t.Any]) -> t.List[str]:
         )
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _wait_for(lock: int, path: str) -> None:
+    deadline = Deadline(LOCK_TIMEOUT)
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if deadline.expired:
+                raise ServingError(
+                    'the report "%s" cannot be written: another process has held its lock for %g s'
+                    % (path, LOCK_TIMEOUT)
+                ) from None
+        deadline.sleep(0.05)
 
 
 def _load(path: str) -> t.Dict[str, t.Any]:

@@ -45,6 +45,12 @@ options:
     description: What the run is about to do, for the message that another run gets to see.
     type: str
     default: start
+  term:
+    description:
+      - Seconds after which the lease expires unless it is renewed. Every module call of the run renews it for 60.
+      - More is for a step during which no module call on this host can renew it.
+    type: float
+    default: 60
   wait:
     description:
       - How long to wait for another run's lease to expire or to be given back, in seconds.
@@ -113,6 +119,9 @@ from ansible_collections.gpuops.serving.plugins.module_utils._errors import Usag
 
 def present(ctx: _ansible.Context) -> _ansible.Result:
     params = ctx.params
+    for option in ("term", "wait", "lock_timeout"):
+        if params[option] < 0:
+            raise UsageError("%s must not be negative: it is %g" % (option, params[option]))
     run_id = params["run_id"] or uuid.uuid4().hex[:16]
     deadline = Deadline(params["wait"])
     if ctx.check_mode:
@@ -129,14 +138,15 @@ def present(ctx: _ansible.Context) -> _ansible.Result:
     while True:
         try:
             before = _lease.read(params["service"])
-            earlier = _lease.take(params["service"], run_id, params["controller"], params["phase"])
+            earlier = _lease.take(params["service"], run_id, params["controller"], params["phase"], params["term"])
             break
         except _lease.Lost:
             if deadline.expired:
                 raise
             deadline.sleep(0.5)
+    # Waits for a process that an earlier run left behind.
     with _lease.locked(params["service"], params["lock_timeout"]):
-        _lease.renew(params["service"], run_id)
+        pass
     result: _ansible.Result = {
         "verdict": "held",
         "changed": before is None or before.run_id != run_id,
@@ -176,6 +186,7 @@ def main() -> None:
             "run_id": {"type": "str"},
             "controller": {"type": "str", "default": "unknown"},
             "phase": {"type": "str", "default": "start"},
+            "term": {"type": "float", "default": _lease.TERM},
             "wait": {"type": "float", "default": 0},
             "lock_timeout": {"type": "float", "default": 60},
         },

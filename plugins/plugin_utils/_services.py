@@ -109,7 +109,7 @@ def definition(service: Item) -> t.Dict[str, t.Any]:
         "name": name,
         "unit": unit_of(service),
         "manage_unit": managed,
-        "url": service.get("url") or default_url(service),
+        "url": service.get("url") or (default_url(service) if service.get("port") else None),
         "route_url": gateway.get("url") if gateway.get("type", "none") != "none" else None,
         "engine": value_of(service, "engine"),
         "model": value_of(service, "model"),

@@ -83,10 +83,19 @@ def test_an_error_of_the_library_is_its_sentence_and_its_result(run: t.Any, kind
     assert (result["ok"], result["changed"]) == (False, False)
 
 
+def test_an_error_without_a_verdict_of_its_own_is_an_error(run: t.Any) -> None:
+    def body(ctx: _ansible.Context) -> _ansible.Result:
+        raise UsageError("the timeout must not be negative")
+
+    code, result = run(body)
+    assert (code, result["verdict"], result["ok"]) == (1, "error", False)
+
+
 def test_a_bug_is_called_one(run: t.Any) -> None:
     code, result = run(lambda ctx: {"verdict": 1 / 0})
     assert code == 1
     assert result["msg"].startswith("an internal error: ZeroDivisionError: division by zero")
+    assert result["verdict"] == "error"
     assert (result["failed"], result["ok"], result["changed"]) == (True, False, False)
 
 

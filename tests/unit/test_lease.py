@@ -59,6 +59,28 @@ def test_an_expired_lease_is_taken_over_and_the_earlier_owner_named(clock: t.Lis
     assert earlier is not None and (earlier.run_id, earlier.fresh) == ("one", False)
 
 
+def test_a_longer_term_lasts_until_the_next_renewal(clock: t.List[float]) -> None:
+    _lease.take("qwen", "one", "a", "drain", term=360)
+    clock[0] += 300
+    with pytest.raises(_lease.Lost):
+        _lease.take("qwen", "two", "b", "start")
+    _lease.renew("qwen", "one")
+    clock[0] += 61
+    assert _lease.take("qwen", "two", "b", "start") is not None
+
+
+def test_a_held_lock_of_the_lease_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_lease, "LEASE_LOCK_TIMEOUT", 0.2)
+    with _lease._file_lock("qwen"):
+        with pytest.raises(_lease.Lost, match='the lease of the service "qwen" is being changed by process'):
+            _lease.take("qwen", "one", "a", "stop")
+
+
+def test_services_with_similar_names_have_locks_of_their_own() -> None:
+    with _lease._file_lock("x"), _lease.locked("x.lease", 0), _lease.locked("x", 0), _lease._file_lock("x.lease"):
+        pass
+
+
 def test_renewing_prolongs(clock: t.List[float]) -> None:
     _lease.take("qwen", "one", "a", "stop")
     clock[0] += 50
