@@ -84,7 +84,7 @@ def table(report: t.Mapping[str, t.Any]) -> t.List[str]:
     names: t.List[str] = []
     for host in hosts:
         names.extend(phase["name"] for phase in host["phases"] if phase["name"] not in names)
-    rows = [["host", "service", "outcome"] + names + ["total s"]]
+    rows = [["host", "service", "outcome"] + names + ["total"]]
     for host in hosts:
         seconds = {phase["name"]: "%.1f" % phase["seconds"] for phase in host["phases"]}
         rows.append(

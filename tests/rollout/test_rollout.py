@@ -268,7 +268,7 @@ def test_the_same_rollout_without_the_drain_does_lose_requests(
 ) -> None:
     clients = traffic()
     clients.wait_in_flight(20, streams=3)
-    done = roll(fleet, tmp_path / "report.json", "-e", "clean_restart_drain=false")
+    done = roll(fleet, tmp_path / "report.json", "--limit", "gpu1", "-e", "clean_restart_drain=false")
     summary = clients.stop()
     assert done.returncode == 0, done.stdout
     assert summary["failed"] > 0
@@ -294,8 +294,6 @@ def test_the_gpu_check_of_the_inventory(fleet: Fleet) -> None:
     fleet.playbook("stop", "-e", "service=qwen", "--limit", "gpu1")
     done = fleet.playbook(
         "gpu_clear_check",
-        "-e",
-        "gpuops_hosts=gpu_hosts",
         checked=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

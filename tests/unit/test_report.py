@@ -68,6 +68,6 @@ def test_a_folder_in_place_of_the_report_is_one_sentence(tmp_path: t.Any) -> Non
 def test_the_table_has_a_row_a_host_and_a_column_a_phase(tmp_path: t.Any) -> None:
     report = _report.add(str(tmp_path / "r.json"), "r1", "restart", entry("gpu1"))
     assert _report.table(report) == [
-        "host  service  outcome  stop  start  total s",
+        "host  service  outcome  stop  start  total",
         "gpu1  qwen     ok       2.5   0.5    3.0",
     ]
