@@ -174,7 +174,7 @@ def site(tmp_path: t.Any, request: pytest.FixtureRequest) -> t.Iterator[Site]:
 @pytest.mark.parametrize(
     "site", [{}, {"connections": "option httpclose\n    http-reuse never"}], indirect=True, ids=["keep-alive", "close"]
 )
-def test_o5_a_rolling_restart_under_traffic_loses_no_request(site: Site) -> None:
+def test_a_rolling_restart_under_traffic_loses_no_request(site: Site) -> None:
     until(site.all_up)
     traffic = Traffic(site.front)
     try:

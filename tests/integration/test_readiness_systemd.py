@@ -101,20 +101,20 @@ def test_a_service_that_loads_becomes_ready_and_its_listener_is_its_own(host: Ho
     assert found["changed"] is False
 
 
-def test_l1_a_silent_load_that_computes_is_waited_for(old: Host) -> None:
+def test_a_silent_load_that_computes_is_waited_for(old: Host) -> None:
     found = old.wait(old.unit("--load 9 --log silent --burn"), stall_timeout=4)
     assert found["verdict"] == "ready"
 
 
 @pytest.mark.parametrize("log", ["silent", "repeat"])
-def test_l2_l3_a_load_that_only_sleeps_is_stalled(old: Host, log: str) -> None:
+def test_a_load_that_only_sleeps_is_stalled(old: Host, log: str) -> None:
     found = old.wait(old.unit("--load 60 --log %s" % log), stall_timeout=5)
     assert (found["verdict"], found["tier_reached"]) == ("stalled", "unit")
     assert found["elapsed"] < 12
     assert found["movement"].get("cpu", 99) > 4
 
 
-def test_l4_bars_without_line_ends_are_progress_and_the_percentage_is_shown(old: Host) -> None:
+def test_bars_without_line_ends_are_progress_and_the_percentage_is_shown(old: Host) -> None:
     unit = old.unit("--load 14 --log tqdm")
     found = old.wait(unit, stall_timeout=4, timeout=8)
     assert (found["verdict"], found["phase"]) == ("progressing", "loading_weights")
@@ -122,7 +122,7 @@ def test_l4_bars_without_line_ends_are_progress_and_the_percentage_is_shown(old:
     assert old.wait(unit, stall_timeout=4)["verdict"] == "ready"
 
 
-def test_s1_a_crash_loop_is_reported_long_before_the_timeout(host: Host) -> None:
+def test_a_crash_loop_is_reported_long_before_the_timeout(host: Host) -> None:
     words = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 42.97 GiB."
     unit = host.unit("--load 60 --crash-after 1 --last-words '%s'" % words, Restart="always", RestartSec="1")
     found = host.wait(unit, max_restarts=2, timeout=60)
@@ -140,7 +140,7 @@ def test_a_crash_without_restart_is_dead_at_once_and_the_last_word_is_kept(host:
     assert found["elapsed"] < 6
 
 
-def test_s2_a_start_limit_that_was_hit_is_dead_and_says_so(old: Host) -> None:
+def test_a_start_limit_that_was_hit_is_dead_and_says_so(old: Host) -> None:
     unit = old.unit(
         "--load 60 --crash-after 0.3",
         Restart="always",
@@ -153,7 +153,7 @@ def test_s2_a_start_limit_that_was_hit_is_dead_and_says_so(old: Host) -> None:
     assert "systemd gave up after" in found["msg"]
 
 
-def test_s7_a_main_process_that_is_killed_in_mid_load_is_dead_within_two_seconds(old: Host) -> None:
+def test_a_main_process_that_is_killed_in_mid_load_is_dead_within_two_seconds(old: Host) -> None:
     unit = old.unit("--load 60 --log silent --burn")
     answer: t.List[t.Dict[str, t.Any]] = []
     waiting = threading.Thread(target=lambda: answer.append(old.wait(unit)))
@@ -167,7 +167,7 @@ def test_s7_a_main_process_that_is_killed_in_mid_load_is_dead_within_two_seconds
     assert answer[0]["cause"]["kind"] == "killed"
 
 
-def test_l6_another_program_on_the_port_is_the_wrong_server(old: Host) -> None:
+def test_another_program_on_the_port_is_the_wrong_server(old: Host) -> None:
     old.run("systemd-run --quiet --unit=fake-web python3 -m http.server %d" % PORT)
     found = old.wait(old.unit("--load 20"))
     assert (found["verdict"], found["tier_reached"]) == ("wrong_server", "unit")
@@ -175,7 +175,7 @@ def test_l6_another_program_on_the_port_is_the_wrong_server(old: Host) -> None:
     assert found["elapsed"] < 5
 
 
-def test_l10_a_port_that_is_taken_is_named_when_the_engine_gives_up(old: Host) -> None:
+def test_a_port_that_is_taken_is_named_when_the_engine_gives_up(old: Host) -> None:
     old.run("systemd-run --quiet --unit=fake-web python3 -m http.server %d" % PORT)
     found = old.wait(old.unit("--load 0"))
     assert found["verdict"] in ("dead", "wrong_server")
@@ -186,9 +186,9 @@ def test_l10_a_port_that_is_taken_is_named_when_the_engine_gives_up(old: Host) -
 @pytest.mark.parametrize(
     ("arguments", "verdict", "tier"),
     [
-        ("--model other", "wrong_server", "health"),  # L7
-        ("--bug hang_post", "wedged", "model"),  # L8
-        ("--bug error_500", "wedged", "model"),  # L8
+        ("--model other", "wrong_server", "health"),
+        ("--bug hang_post", "wedged", "model"),
+        ("--bug error_500", "wedged", "model"),
         ("--bug wrong_model", "wrong_server", "model"),
         ("--bug html", "wrong_server", "listener"),
         ("--api-key secret", "auth_error", "health"),

@@ -145,7 +145,7 @@ def test_maintenance_by_somebody_else_counts_as_withdrawn_and_is_not_touched() -
         (UP._replace(admin="drain"), [], 1, "drained"),
     ],
 )
-def test_o6_too_few_healthy_others_are_a_refusal(
+def test_too_few_healthy_others_are_a_refusal(
     a: Server, others: t.List[Server], min_healthy: int, verdict: str
 ) -> None:
     gateway = Gateway(a, *others)

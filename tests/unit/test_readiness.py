@@ -144,7 +144,7 @@ def test_a_lower_tier_asks_for_no_token() -> None:
     assert service.asked == []
 
 
-def test_l1_a_silent_log_and_a_busy_processor_is_progress_until_the_deadline() -> None:
+def test_a_silent_log_and_a_busy_processor_is_progress_until_the_deadline() -> None:
     service = Service()
     loading(service, 400)
     service.cpu = lambda now: now
@@ -153,7 +153,7 @@ def test_l1_a_silent_log_and_a_busy_processor_is_progress_until_the_deadline() -
     assert service.wait(timeout=300, stall=30).verdict == "progressing"
 
 
-def test_l2_nothing_that_moves_is_stalled_within_the_stall_timeout() -> None:
+def test_nothing_that_moves_is_stalled_within_the_stall_timeout() -> None:
     service = Service()
     loading(service, 9999)
     service.cpu = lambda now: now * 0.01  # what idling costs
@@ -163,7 +163,7 @@ def test_l2_nothing_that_moves_is_stalled_within_the_stall_timeout() -> None:
     assert found.msg == 'for 30 s nothing moved: the tier "listener" is not reached: nothing listens on the port'
 
 
-def test_l3_a_line_that_repeats_with_another_time_is_no_movement() -> None:
+def test_a_line_that_repeats_with_another_time_is_no_movement() -> None:
     service = Service()
     loading(service, 9999)
     service.lines = lambda now: ["12:00:%02d Waiting for shard to be ready... rank=0 [%d]" % (now % 60, now)]
@@ -172,7 +172,7 @@ def test_l3_a_line_that_repeats_with_another_time_is_no_movement() -> None:
     assert found.seconds <= 32
 
 
-def test_l4_a_growing_percentage_is_progress_and_is_shown() -> None:
+def test_a_growing_percentage_is_progress_and_is_shown() -> None:
     service = Service()
     loading(service, 9999)
     service.lines = lambda now: ["Loading safetensors checkpoint shards: %d%% Completed | %d/50" % (now / 5, now / 10)]
@@ -196,7 +196,7 @@ def test_reading_and_growing_are_movement(sign: str) -> None:
     assert service.wait(timeout=600, stall=30).verdict == "ready"
 
 
-def test_l5_movement_renews_the_window_and_never_the_deadline() -> None:
+def test_movement_renews_the_window_and_never_the_deadline() -> None:
     service = Service()
     loading(service, 640)
     service.cpu = lambda now: now
@@ -205,7 +205,7 @@ def test_l5_movement_renews_the_window_and_never_the_deadline() -> None:
     assert 600 <= found.seconds <= 601
 
 
-def test_s1_a_restart_loop_is_reported_after_the_limit_with_its_line() -> None:
+def test_a_restart_loop_is_reported_after_the_limit_with_its_line() -> None:
     service = Service()
     loading(service, 9999)
 
@@ -231,7 +231,7 @@ def test_s1_a_restart_loop_is_reported_after_the_limit_with_its_line() -> None:
     assert found.msg == 'the unit "x.service" was restarted 3 times: torch.OutOfMemoryError: CUDA out of memory.'
 
 
-def test_l11_a_restart_gives_a_new_grace_and_keeps_the_count() -> None:
+def test_a_restart_gives_a_new_grace_and_keeps_the_count() -> None:
     service = Service()
     loading(service, 50)
     service.state = lambda now: changed(n_restarts=int(now >= 25), invocation_id="i%d" % (now >= 25))
@@ -297,7 +297,7 @@ def test_the_main_process_dies_in_the_middle_of_a_generation() -> None:
     assert service.wait().verdict == "dead"
 
 
-def test_l6_another_process_on_the_port_is_the_wrong_server_when_seen_twice() -> None:
+def test_another_process_on_the_port_is_the_wrong_server_when_seen_twice() -> None:
     service = Service()
     service.port = lambda now: Listener("foreign", '99 "open-webui" (unit none)')
     found = service.wait()
@@ -309,7 +309,7 @@ def test_l6_another_process_on_the_port_is_the_wrong_server_when_seen_twice() ->
     assert service.wait().verdict == "ready"
 
 
-def test_l6_a_page_is_the_wrong_server() -> None:
+def test_a_page_is_the_wrong_server() -> None:
     service = Service()
     service.health = lambda now: _http.Answer("u/health", status=200, content_type="text/html")
     found = service.wait()
@@ -319,7 +319,7 @@ def test_l6_a_page_is_the_wrong_server() -> None:
     )
 
 
-def test_r14_address_translation_in_front_of_the_port_is_not_the_wrong_server() -> None:
+def test_address_translation_in_front_of_the_port_is_not_the_wrong_server() -> None:
     service = Service()
     service.port = lambda now: Listener("none")
     found = service.wait()
@@ -327,7 +327,7 @@ def test_r14_address_translation_in_front_of_the_port_is_not_the_wrong_server() 
     assert found.wait.tiers[1].detail == "answers, although no process of this host listens"
 
 
-def test_l7_a_model_that_is_not_listed_is_never_ready() -> None:
+def test_a_model_that_is_not_listed_is_never_ready() -> None:
     service = Service()
     found = service.wait(model="other")
     assert (found.verdict, found.msg) == ("wrong_server", 'the model "other" is not listed: there are "m"')
@@ -344,7 +344,7 @@ def test_models_of_another_engine_are_the_wrong_server() -> None:
     assert service.wait(model="m").msg == ('another server answers: its models belong to "open-webui", not to vLLM')
 
 
-def test_l8_a_generation_that_never_comes_is_wedged() -> None:
+def test_a_generation_that_never_comes_is_wedged() -> None:
     service = Service()
     service.token = lambda now: Side("wedged", error="no answer within 60 s")
     found = service.wait(timeout=600, stall=120)
@@ -353,7 +353,7 @@ def test_l8_a_generation_that_never_comes_is_wedged() -> None:
     assert len(service.asked) <= 2
 
 
-def test_l8_a_generation_that_compiles_first_is_waited_for() -> None:
+def test_a_generation_that_compiles_first_is_waited_for() -> None:
     service = Service()
     service.cpu = lambda now: now
     service.token = lambda now: Side("wedged", error="no answer") if now < 150 else Side("ok", ttft=1)
@@ -367,7 +367,7 @@ def test_a_wedge_that_burns_the_processor_is_wedged_at_the_deadline() -> None:
     assert service.wait(timeout=300, stall=120).verdict == "wedged"
 
 
-def test_l8_a_generation_that_fails_is_wedged_after_three() -> None:
+def test_a_generation_that_fails_is_wedged_after_three() -> None:
     service = Service()
     service.token = lambda now: Side("error_response", status=500, error="status 500: boom")
     found = service.wait()
