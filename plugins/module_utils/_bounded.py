@@ -5,8 +5,9 @@
 """Run something that may hang, in a forked child, with a hard limit.
 
 A call into a driver or a read of another process's memory can block in the kernel, where no signal reaches it.
-Such a child is left behind and never waited for. With a ``key`` it is recorded, so that at most one lives
-for each subject: while it does, the next call answers ``stuck`` without trying again.
+Such a child is left behind and never waited for, also when it has answered already and hangs in its exit. With a
+``key`` it is recorded, so that at most one lives for each subject: while it does, the next call answers ``stuck``
+without trying again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = ("Outcome", "remember", "run", "stuck_child", "stuck_children")
 
 STUCK_FOLDER = "/run/gpuops/stuck"
 KILL_WAIT = 0.5
+EXIT_WAIT = 5.0
 TICK = 1.0
 
 Report = t.Callable[[t.Dict[str, t.Any]], None]
@@ -40,7 +42,10 @@ class Outcome:
         self.error = error
         self.partial: t.List[t.Dict[str, t.Any]] = []
         self.elapsed = 0.0
-        self.pid = 0  # the child's; to be used only while the status is "stuck"
+        self.pid = 0  # the child's; another process may bear it by now unless the child was left behind
+        # The child did not end: it hangs in its work, or it has answered and hangs in its exit, where the kernel closes
+        # what it had open in a driver.
+        self.left_behind = False
 
     @property
     def ok(self) -> bool:
@@ -72,27 +77,27 @@ def run(
     try:
         lines, finished = _collect(reader, began + timeout, tick)
     except BaseException:
-        _kill(pid)
-        _reap(pid)
+        _end(pid, key)
         raise
     finally:
         os.close(reader)
-    outcome = _settle(pid, lines, finished, timeout, key)
+    # A child that has answered may take as long to end as it was given to answer: the kernel is closing devices.
+    gone = finished and _reap(pid, min(EXIT_WAIT, began + timeout - time.monotonic()))
+    outcome = _settle(lines, finished, gone or _end(pid, key), timeout, pid)
     outcome.elapsed = time.monotonic() - began
     outcome.pid = pid
     return outcome
 
 
-def stuck_children(folder: str = "") -> t.List[t.Tuple[int, int]]:
+def stuck_children() -> t.List[t.Tuple[int, int]]:
     """(pid, start ticks) of every recorded child that is still there."""
-    folder = folder or STUCK_FOLDER
     try:
-        entries = sorted(os.listdir(folder))
+        entries = sorted(os.listdir(STUCK_FOLDER))
     except OSError:
         return []
     found = []
     for entry in entries:
-        record = _read_record(os.path.join(folder, entry))
+        record = _read_record(os.path.join(STUCK_FOLDER, entry))
         if record is not None:
             found.append(record)
     return found
@@ -169,14 +174,9 @@ def _collect(
         records.extend(json.loads(line) for line in whole)
 
 
-def _settle(
-    pid: int, records: t.List[t.Dict[str, t.Any]], finished: bool, timeout: float, key: t.Optional[str]
-) -> Outcome:
+def _settle(records: t.List[t.Dict[str, t.Any]], finished: bool, gone: bool, timeout: float, pid: int) -> Outcome:
     partial = [record["partial"] for record in records if "partial" in record]
     last = next((record for record in records if "partial" not in record), None)
-    if not finished:
-        _kill(pid)
-    gone = _reap(pid)
     if last is not None and "raise" in last:
         kind = getattr(_errors, last["raise"], _errors.ServingError)
         raise kind(last["message"], **last["result"])
@@ -189,11 +189,19 @@ def _settle(
     elif gone:
         outcome = Outcome("timeout", error="no answer within %g s" % timeout)
     else:
-        if key is not None:
-            remember(key, pid)
         outcome = Outcome("stuck", error="no answer within %g s, and process %d cannot be ended" % (timeout, pid))
     outcome.partial = partial
+    outcome.left_behind = not gone
     return outcome
+
+
+def _end(pid: int, key: t.Optional[str]) -> bool:
+    """Kill the child; one that stays is recorded. Says whether it is gone."""
+    _kill(pid)
+    gone = _reap(pid, KILL_WAIT)
+    if not gone and key is not None:
+        remember(key, pid)
+    return gone
 
 
 def _kill(pid: int) -> None:
@@ -204,8 +212,8 @@ def _kill(pid: int) -> None:
             target(pid, signal.SIGKILL)
 
 
-def _reap(pid: int) -> bool:
-    end = time.monotonic() + KILL_WAIT
+def _reap(pid: int, wait: float) -> bool:
+    end = time.monotonic() + wait
     while True:
         try:
             if os.waitpid(pid, os.WNOHANG)[0]:

@@ -92,7 +92,7 @@ def read(only: t.Optional[t.Sequence[int]] = None, limit: float = READING_LIMIT)
         allowed = DRIVER_LIMIT + DEVICE_LIMIT * (8 if reading.count is None else reading.count)
         outcome = _bounded.run(functools.partial(_look, only=only, skip=skip), deadline.clamp(allowed))
         begun = _take(reading, done, outcome.partial)
-        if outcome.status == "stuck":
+        if outcome.left_behind:
             _bounded.remember(KEY if begun is None else _key(begun), outcome.pid)
         if outcome.ok:
             break

@@ -128,6 +128,76 @@ def test_a_child_that_cannot_be_ended_is_recorded_and_blocks_the_next_call(monke
     assert _bounded.run(lambda report: 7, 5, key="nvml-0").value == 7
 
 
+@pytest.fixture(name="hangs_in_its_exit", params=["devices", "memory"])
+def fixture_hangs_in_its_exit(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Children do not end: the kernel has closed their pipe already, or never gets to it."""
+
+    def end(_code: int) -> None:
+        if request.param == "devices":
+            os.closerange(3, 256)
+        while True:
+            signal.pause()
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(_bounded, "_kill", lambda pid: None)
+    monkeypatch.setattr(_bounded, "KILL_WAIT", 0.05)
+    monkeypatch.setattr(_bounded, "EXIT_WAIT", 0.05)
+
+
+@pytest.mark.usefixtures("hangs_in_its_exit")
+def test_a_child_that_has_answered_and_hangs_in_its_exit_is_recorded() -> None:
+    outcome = _bounded.run(lambda report: 7, 0.5, key="nvml-0")
+    try:
+        assert (outcome.status, outcome.value, outcome.left_behind) == ("ok", 7, True)
+        assert [pid for pid, _start in _bounded.stuck_children()] == [outcome.pid]
+        assert _bounded.run(lambda report: 7, 5, key="nvml-0").status == "stuck"
+    finally:
+        os.kill(outcome.pid, signal.SIGKILL)
+        os.waitpid(outcome.pid, 0)
+
+
+@pytest.mark.usefixtures("hangs_in_its_exit")
+def test_a_child_that_raised_and_hangs_in_its_exit_is_recorded() -> None:
+    def fail(report: _bounded.Report) -> t.Any:
+        raise ServingError("the thing broke")
+
+    with pytest.raises(ServingError, match="the thing broke"):
+        _bounded.run(fail, 0.5, key="nvml-0")
+    [(pid, _start)] = _bounded.stuck_children()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_child_that_cannot_be_ended_is_recorded_when_the_caller_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bounded, "_kill", lambda pid: None)
+    monkeypatch.setattr(_bounded, "KILL_WAIT", 0.05)
+    monkeypatch.setattr(_bounded, "TICK", 0.05)
+
+    def give_up() -> None:
+        raise ServingError("the lease is gone")
+
+    with pytest.raises(ServingError, match="the lease is gone"):
+        _bounded.run(hang, 5, key="nvml-0", tick=give_up)
+    [(pid, _start)] = _bounded.stuck_children()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def test_a_child_whose_devices_take_a_moment_to_close_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = os._exit
+
+    def end(code: int) -> None:
+        os.closerange(3, 256)
+        time.sleep(0.3)
+        leave(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(_bounded, "KILL_WAIT", 0.05)
+    outcome = _bounded.run(lambda report: 7, 5, key="nvml-0")
+    assert (outcome.value, outcome.left_behind) == (7, False)
+    assert outcome.elapsed >= 0.3
+
+
 def test_a_record_of_another_process_with_the_same_pid_blocks_nothing(stuck_folder: str) -> None:
     os.makedirs(stuck_folder)
     with open(os.path.join(stuck_folder, "nvml-0.json"), "w", encoding="utf-8") as handle:
