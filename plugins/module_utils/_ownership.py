@@ -2,7 +2,24 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Which processes belong to a service, however far they have wandered from its front process."""
+"""Which processes belong to a service, however far they have wandered from its front process.
+
+Each evidence (``found_by``), whether it is firm, and to what ownership spreads from a process that it speaks for:
+
+====================================  =============  ==================================================================
+evidence                              firm           spreads to
+====================================  =============  ==================================================================
+pid, main_pid, control_pid            yes            children, the session and group that it leads, its mount namespace
+cgroup, mark                          yes            the same
+descendant                            as its parent  the same if firm, else children
+session, process_group                no             children
+the same of a unit's dead main        yes            children, the session and group that it leads, its mount namespace
+mount_namespace                       no             children, its mount namespace
+====================================  =============  ==================================================================
+
+So one weak link never leads to another kind of weak link: behind a session, a process group or a namespace there is
+always a firmly owned process, living or dead. A mount namespace that the host or the caller is in speaks for nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +36,13 @@ from ._systemd import UnitState
 
 __all__ = ["Owned", "attribute", "check_mark", "foreign", "group_id", "mark_group", "of_pids", "of_unit"]
 
-FIRM = frozenset(("pid", "main_pid", "control_pid", "cgroup", "mark"))
 CONTAINER = re.compile(r"(?:^|-)([0-9a-f]{64})(?:\.scope)?$")
 UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
 
 
 @dataclass
 class Owned:
-    """The owned processes, each with all the ways it was found by.
-
-    A cgroup, a mark, a pid that was asked for and a line of descent from one of these are firm evidence. A session, a
-    process group and a namespace are weak: they count only when a firmly owned process stands behind them, so that one
-    weak link never leads to the next.
-    """
+    """The owned processes, each with all the ways it was found by."""
 
     processes: dict[ProcessRef, list[str]] = field(default_factory=dict)
     roots: list[ProcessRef] = field(default_factory=list)
@@ -182,8 +193,6 @@ def of_unit(
     state: UnitState,
     *,
     mark_gid: int | None = None,
-    mount_ns: bool = True,
-    seeds: Iterable[ProcessRef] = (),
     previous: Owned | None = None,
 ) -> Owned:
     """What a unit owns: its cgroup and all nested ones, its mark, and what descends from either.
@@ -208,20 +217,15 @@ def of_unit(
         for process in table:
             if process.pid not in spared and earlier in (process.session, process.pgrp):
                 owned.add(process, "session" if process.session == earlier else "process_group", True)
-    _carry(table, owned, seeds, previous, spared)
-    return _finish(table, owned, mark_gid, mount_ns, spared)
+    _carry(table, owned, previous, spared)
+    return _finish(table, owned, mark_gid, True, spared)
 
 
-def of_pids(
-    table: Table,
-    refs: Iterable[ProcessRef],
-    *,
-    mark_gid: int | None = None,
-    mount_ns: bool = False,
-    seeds: Iterable[ProcessRef] = (),
-    previous: Owned | None = None,
-) -> Owned:
-    """What the given processes own: themselves, what descends from them, the sessions and groups that they lead."""
+def of_pids(table: Table, refs: Iterable[ProcessRef], *, previous: Owned | None = None) -> Owned:
+    """What the given processes own: themselves, what descends from them, the sessions and groups that they lead.
+
+    A mount namespace is no evidence here: what somebody started by hand may share one with much else.
+    """
     spared = own_line(table)
     owned = Owned()
     for ref in refs:
@@ -229,23 +233,22 @@ def of_pids(
         if process is not None and ref.pid not in spared and ref.pid > 1 and not process.kernel_thread:
             owned.add(process, "pid", True)
             owned.roots.append(ref)
-    _carry(table, owned, seeds, previous, spared)
-    return _finish(table, owned, mark_gid, mount_ns, spared)
+    _carry(table, owned, previous, spared)
+    return _finish(table, owned, None, False, spared)
 
 
-def _carry(table: Table, owned: Owned, seeds: Iterable[ProcessRef], previous: Owned | None, spared: set[int]) -> None:
-    known = dict.fromkeys(seeds, True)
-    if previous is not None:
-        known.update({ref: ref in previous.firm for ref in previous.processes})
-        owned.leaders |= previous.leaders
-        owned.users |= previous.users
-        owned.units |= previous.units
-    for ref, firm in known.items():
+def _carry(table: Table, owned: Owned, previous: Owned | None, spared: set[int]) -> None:
+    """Keep what an earlier look found, with what spoke for it then."""
+    if previous is None:
+        return
+    owned.leaders |= previous.leaders
+    owned.users |= previous.users
+    owned.units |= previous.units
+    for ref, ways in previous.processes.items():
         process = table.by_ref(ref)
         if process is not None and ref.pid not in spared:
-            owned.add(process, "earlier", firm)
-            if previous is not None and "mount_namespace" in previous.processes.get(ref, ()):
-                owned.add(process, "mount_namespace", False)
+            for found_by in ways:
+                owned.add(process, found_by, ref in previous.firm)
 
 
 def _finish(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, spared: set[int]) -> Owned:

@@ -79,7 +79,6 @@ class Process:
     uid: int
     gids: tuple[int, ...]
     cgroup: str
-    pid_ns_depth: int
     threads: int
     kernel_thread: bool
     cpu_ticks: int
@@ -99,7 +98,7 @@ class Process:
 
     @property
     def gone(self) -> bool:
-        """Dead, though perhaps not yet reaped. A dead main thread with living threads still holds everything."""
+        """Dead in this snapshot, reaped or not; with more threads than the dead main one it still holds everything."""
         return self.state in "Xx" or (self.state == "Z" and self.threads <= 1)
 
 
@@ -132,8 +131,8 @@ def _parse_stat(data: bytes) -> _Stat:
     )
 
 
-def _parse_status(data: bytes) -> tuple[int, tuple[int, ...], int]:
-    uid, gids, depth = -1, set(), 1
+def _parse_status(data: bytes) -> tuple[int, tuple[int, ...]]:
+    uid, gids = -1, set()
     for line in data.split(b"\n"):
         key, _colon, value = line.partition(b":")
         if key == b"Uid":
@@ -143,9 +142,7 @@ def _parse_status(data: bytes) -> tuple[int, tuple[int, ...], int]:
             gids.add(int(value.split()[1]))
         elif key == b"Groups":
             gids.update(int(gid) for gid in value.split())
-        elif key == b"NSpid":
-            depth = max(1, len(value.split()))
-    return uid, tuple(sorted(gids)), depth
+    return uid, tuple(sorted(gids))
 
 
 def _parse_cgroup(data: bytes) -> str:
@@ -186,7 +183,7 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
         return None
     try:
         stat = _parse_stat(_read_at("stat", directory))
-        uid, gids, depth = _parse_status(_read_at("status", directory))
+        uid, gids = _parse_status(_read_at("status", directory))
         try:
             cgroup = _parse_cgroup(_read_at("cgroup", directory))
         except OSError:
@@ -205,7 +202,6 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
         uid=uid,
         gids=gids,
         cgroup=cgroup,
-        pid_ns_depth=depth,
         threads=stat.threads,
         kernel_thread=bool(stat.flags & PF_KTHREAD),
         cpu_ticks=stat.cpu_ticks,
@@ -289,7 +285,7 @@ def _living_thread(pid: int) -> bool:
 
 
 def alive(ref: ProcessRef) -> bool:
-    """Whether this very process still runs. A zombie without living threads is gone."""
+    """Whether this very process runs now, for callers without a fresh snapshot: each of its threads is looked at."""
     try:
         with open("/proc/%d/stat" % ref.pid, "rb") as stream:
             stat = _parse_stat(stream.read())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Any, Mapping
 
@@ -16,11 +17,12 @@ from . import _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
 from ._ownership import Owned
 from ._processes import Process, ProcessRef, Table
-from ._stop import Scan
+from ._survey import Scan
 from ._systemd import UnitState
 
 __all__ = ["Refused", "Selection", "by_pattern", "by_pid", "by_pidfile", "by_unit", "mark_of", "nothing", "select"]
 
+LINE_READING = 4.0  # seconds that command lines which cannot be read may cost in all
 CLOCK_SLIP = 1.0  # the boot time, the base of every create time, has whole seconds
 
 
@@ -86,17 +88,26 @@ def _warned(selection: Selection, pid: int) -> Selection:
     return selection
 
 
-def mark_of(service: str | None, unit: str | None, definition: dict[str, object]) -> int | None:
-    """The gid of the ownership mark: from the definition, else from the group that bears the service's name."""
+def mark_of(service: str | None, unit: str | None, definition: Mapping[str, object]) -> int | None:
+    """The gid of the ownership mark: from the definition, else from the group that bears the service's name.
+
+    Without a definition the one that names the unit is looked for. When none does, one that cannot be read is an error:
+    it may be the one, and without the mark what wandered off would pass as somebody else's.
+    """
     if not definition and unit:
+        unreadable: ServingError | None = None
         for name in _service.names():
             try:
                 candidate = _service.load(name)
-            except ServingError:
+            except ServingError as error:
+                unreadable = unreadable or error
                 continue
-            if candidate.get("unit") == unit:
+            if candidate.get("unit") and _systemd.unit_name(str(candidate["unit"])) == _systemd.unit_name(unit):
                 definition, service = candidate, name
                 break
+        else:
+            if unreadable is not None:
+                raise unreadable
     gid = definition.get("mark_gid")
     if gid is None and service:
         gid = _ownership.group_id(_service.mark_group(service))
@@ -168,8 +179,10 @@ def by_pattern(pattern: str, user: str) -> Scan:
     except KeyError:
         raise UsageError('the user "%s" does not exist on this host' % user) from None
     known: dict[ProcessRef, bool] = {}
+    left = LINE_READING
 
     def scan(table: Table, _state: UnitState | None, previous: Owned | None) -> Owned:
+        nonlocal left
         spared = _processes.own_line(table)
         candidates = [
             p
@@ -177,7 +190,10 @@ def by_pattern(pattern: str, user: str) -> Scan:
             if p.uid == uid and p.pid > 1 and p.pid not in spared and not p.kernel_thread and not p.gone
         ]
         unread = [p.ref for p in candidates if p.ref not in known and not expression.search(p.name)]
-        lines = _processes.command_lines(unread) if unread else {}
+        began = time.monotonic()
+        lines = _processes.command_lines(unread, max(0.1, min(2.0, left))) if unread else {}
+        if len(lines) < len(unread):  # one that hangs must not make every look of a long stop slow
+            left -= time.monotonic() - began
         for process in candidates:
             if process.ref in known:
                 continue

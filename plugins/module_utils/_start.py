@@ -11,12 +11,13 @@ from typing import Any
 from . import _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._selection import Selection
-from ._stop import Options, Stopper
+from ._survey import Survey
 from ._systemd import UnitState
 
 __all__ = ["start"]
 
 POLL = 0.2
+LAST_ANSWER = 1.0  # seconds for systemd when the time is over
 SETTLE = 1.0  # a command that cannot run at all is failed within milliseconds, not at once
 
 
@@ -27,17 +28,20 @@ def start(
     check_mode: bool = False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[str, Any]:
-    """Start the selected unit and return its verdict."""
+    """Start the selected unit and return its verdict.
+
+    A unit between two lives does not run: systemd only waits to begin the next. A start job would wait with it, so the
+    unit is stopped first, which also keeps systemd from starting it between the look for survivors and the start.
+    """
     assert selection.unit is not None and selection.scan is not None
     unit, deadline = selection.unit, Deadline(timeout, clock)
-    state = _systemd.show(unit)
+    changed = False
+    state = _systemd.show(unit, _patience(deadline))
     while state.active_state == "deactivating" and not deadline.expired:
         deadline.sleep(POLL)
-        state = _systemd.show(unit)
+        state = _systemd.show(unit, _patience(deadline))
 
-    def answer(
-        verdict: str, msg: str, changed: bool = False, survivors: list[dict[str, Any]] | None = None
-    ) -> dict[str, Any]:
+    def answer(verdict: str, msg: str, survivors: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         runs = verdict in ("started", "running") and not (check_mode and changed)
         return {
             "verdict": verdict,
@@ -54,48 +58,73 @@ def start(
         return answer("refused", "is not started: it is still stopping after %g s" % timeout)
     if not state.found:
         return answer("not_found", "does not exist on this host")
-    if state.active_state in ("active", "activating", "reloading"):
+    if state.runs:
         return answer("running", "is %s (%s) already" % (state.active_state, state.sub_state))
     if state.load_state != "loaded":
         if state.load_state == "masked":
             return answer("refused", "is not started: it is masked")
         return answer("failed", "cannot be loaded: %s" % (state.raw.get("LoadError") or state.load_state))
-    survivors = _survivors(selection)
+    survivors = _survivors(selection, deadline)
+    if state.between_lives:
+        state = _systemd.show(unit, _patience(deadline))
+        if state.runs:
+            return answer("running", "was started by systemd this moment: it is %s already" % state.active_state)
+        if not survivors and not check_mode:
+            changed = True
+            _systemd.request_stop(unit, _patience(deadline))
+            state = _come_to_rest(unit, deadline)
+            if not state.at_rest:
+                text = "is not started: it is %s (%s) %g s after it was asked to stop restarting"
+                return answer("failed", text % (state.active_state, state.sub_state, deadline.elapsed))
+            survivors = _survivors(selection, deadline)
     if survivors:
         named = ", ".join('%d "%s"' % (process["pid"], process["name"]) for process in survivors)
         text = "is not started: processes of its earlier life are alive: %s: stop them with process_tree_stop" % named
-        return answer("survivors", text, survivors=survivors)
+        return answer("survivors", text, survivors)
+    changed = True
     if check_mode:
-        return answer("started", "would be started", changed=True)
+        return answer("started", "would be started")
 
     before = state.invocation_id
     if reset_failed:
-        _systemd.reset_failed(unit)
-    _systemd.start(unit, max(1.0, deadline.remaining))
-    state = _watch(unit, before, deadline)
+        _systemd.reset_failed(unit, _patience(deadline))
+    _systemd.start(unit, _patience(deadline))
+    state = _watch(unit, deadline)
     verdict, msg = _judge(state, before, timeout)
-    return answer(verdict, msg, changed=True)
+    return answer(verdict, msg)
 
 
-def _survivors(selection: Selection) -> list[dict[str, Any]]:
+def _patience(deadline: Deadline) -> float:
+    """What systemd has for one answer."""
+    return max(LAST_ANSWER, min(10.0, deadline.remaining))
+
+
+def _survivors(selection: Selection, deadline: Deadline) -> list[dict[str, Any]]:
     assert selection.scan is not None
-    stopper = Stopper(selection.what, selection.scan, Options(), unit=selection.unit)
-    stopper.look()
-    return [member.as_result() for member in stopper.members.values() if member.standing != "foreign"]
+    survey = Survey(selection.scan, selection.unit)
+    survey.look(_patience(deadline))
+    return [member.as_result() for member in survey.members.values() if member.standing != "foreign"]
 
 
-def _watch(unit: str, before: str, deadline: Deadline) -> UnitState:
+def _come_to_rest(unit: str, deadline: Deadline) -> UnitState:
+    while True:
+        state = _systemd.show(unit, _patience(deadline))
+        if state.at_rest or deadline.expired:
+            return state
+        deadline.sleep(POLL)
+
+
+def _watch(unit: str, deadline: Deadline) -> UnitState:
     """The unit's state once it has run for a moment, has ended, or the time is over."""
     running_since: float | None = None
     while True:
-        state = _systemd.show(unit)
-        begun = state.invocation_id not in ("", before) or state.active_state in ("active", "activating")
-        if begun and state.active_state in ("active", "activating", "reloading") and state.sub_state != "auto-restart":
+        state = _systemd.show(unit, _patience(deadline))
+        if state.runs:
             if running_since is None:
                 running_since = deadline.elapsed
             if deadline.elapsed - running_since >= SETTLE:
                 return state
-        elif state.at_rest or state.sub_state.startswith("auto-restart"):
+        elif state.at_rest or state.between_lives:
             return state
         if deadline.expired:
             return state
@@ -103,9 +132,9 @@ def _watch(unit: str, before: str, deadline: Deadline) -> UnitState:
 
 
 def _judge(state: UnitState, before: str, timeout: float) -> tuple[str, str]:
-    if state.sub_state.startswith("auto-restart"):
+    if state.between_lives:
         return "failed", "ended at once and is about to be restarted by systemd: %s" % _ending(state)
-    if state.active_state in ("active", "activating", "reloading"):
+    if state.runs:
         if state.main_pid:
             return "started", "is started: its main process is %d" % state.main_pid
         return "started", "is started: it is %s (%s)" % (state.active_state, state.sub_state)

@@ -7,26 +7,24 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable
 
-from . import _ownership, _processes, _systemd
+from . import _processes, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError
-from ._ownership import Owned
-from ._processes import Process, ProcessRef, Table
+from ._processes import ProcessRef
+from ._survey import Member, Scan, Survey
 from ._systemd import UnitState
 
-__all__ = ["Member", "Options", "Scan", "Stopper"]
+__all__ = ["Options", "Stopper"]
 
 DEFAULT_GRACE = 30.0
 UNIT_GRACE = 90.0  # for a unit that sets no limit of its own
 REST_GRACE = 15.0
-SLACK = 5.0
+SLACK = 5.0  # on top of the waits, for the looks between them and for systemd's answers
+LAST_ANSWER = 1.0  # what systemd has for an answer even when the time is over, since a stop ends with a look
 LOOK = (0.05, 0.1, 0.2, 0.3)
-
-# What belongs to the service, given the table, the unit's state and what the look before had found.
-Scan = Callable[[Table, "UnitState | None", "Owned | None"], Owned]
 
 
 @dataclass
@@ -41,41 +39,6 @@ class Options:
     protected: tuple[str, ...] = ()
     allow_foreign_users: bool = False
     reset_failed: bool = False
-
-
-@dataclass
-class Member:
-    """One owned process and what became of it."""
-
-    process: Process
-    found_by: list[str]
-    role: str
-    standing: str  # ours, foreign, protected
-    signals: list[str] = field(default_factory=list)
-    outcome: str = "planned"
-    signalled_at: float | None = None
-    seconds: float | None = None
-    denied: bool = False
-
-    @property
-    def ref(self) -> ProcessRef:
-        return self.process.ref
-
-    def as_result(self) -> dict[str, Any]:
-        process = self.process
-        return {
-            "pid": process.pid,
-            "create_time": round(process.create_time, 2),
-            "ppid": process.ppid,
-            "name": process.name,
-            "user": process.user,
-            "state": process.state,
-            "found_by": self.found_by,
-            "role": self.role,
-            "signals": self.signals,
-            "outcome": self.outcome,
-            "seconds": self.seconds,
-        }
 
 
 class Stopper:
@@ -94,82 +57,22 @@ class Stopper:
         self.what = what
         self.options = options
         self.unit = unit
-        self.members: dict[ProcessRef, Member] = {}
-        self.living: set[ProcessRef] = set()
-        self.zombies: dict[ProcessRef, dict[str, Any]] = {}
-        self.state: UnitState | None = None
+        self.survey = Survey(scan, unit, options.protected, options.allow_foreign_users, clock)
         self.changed = False
         self.reset = False
-        self._scan = scan
         self._clock = clock
         self._tick = tick
         self._send = send
-        self._owned: Owned | None = None
         self._restarted = False
-        self._deadline = Deadline(SLACK, clock)
+        self._deadline = Deadline(SLACK if options.timeout is None else options.timeout, clock)
 
-    # Looking
+    @property
+    def state(self) -> UnitState | None:
+        return self.survey.state
 
-    def look(self) -> bool:
-        """Take a fresh look at everything; says whether it showed an owned process not known before."""
+    def look(self) -> None:
         self._tick()
-        if self.unit is not None:
-            self.state = _systemd.show(self.unit, max(2.0, min(10.0, self._deadline.remaining)))
-        table = Table.snapshot()
-        owned = self._owned = self._scan(table, self.state, self._owned)
-        strangers = _ownership.foreign(table, owned, self.options.allow_foreign_users)
-        self.living = set()
-        fresh = False
-        for ref, ways in owned.processes.items():
-            process = table.by_ref(ref)
-            if process is None:
-                continue
-            if process.gone:
-                self._note_zombie(table, process)
-                continue
-            self.living.add(ref)
-            member = self.members.get(ref)
-            if member is None:
-                fresh = True
-                self.members[ref] = Member(
-                    process, ways, self._role(process, owned), self._standing(process, strangers)
-                )
-            else:
-                member.process = process
-        now = self._clock.monotonic()
-        for member in self.members.values():
-            if member.ref not in self.living and member.outcome not in ("ended", "gone"):
-                # systemd's own signals are not seen here; a process that ended before any is simply gone.
-                member.outcome = "ended" if member.signals else "gone"
-                if member.signalled_at is not None:
-                    member.seconds = round(now - member.signalled_at, 2)
-        return fresh
-
-    def _note_zombie(self, table: Table, process: Process) -> None:
-        parent = table.get(process.ppid)
-        self.zombies[process.ref] = {
-            "pid": process.pid,
-            "name": process.name,
-            "parent": process.ppid,
-            "parent_name": parent.name if parent is not None else "",
-        }
-
-    def _role(self, process: Process, owned: Owned) -> str:
-        if self.state is not None:
-            if process.pid == self.state.main_pid:
-                return "main"
-            if process.pid == self.state.control_pid:
-                return "control"
-            return "member" if "cgroup" in owned.processes[process.ref] else "escaped"
-        return "root" if process.ref in owned.roots else "member"
-
-    def _standing(self, process: Process, strangers: set[ProcessRef]) -> str:
-        if process.name in self.options.protected:
-            return "protected"
-        return "foreign" if process.ref in strangers else "ours"
-
-    def _ours(self) -> list[Member]:
-        return [m for m in self.members.values() if m.ref in self.living and m.standing == "ours"]
+        self.survey.look(self._patience)
 
     # Limits
 
@@ -187,13 +90,22 @@ class Stopper:
     def rest_grace(self) -> float:
         return self.options.grace if self.options.grace is not None else REST_GRACE
 
+    @property
+    def _total(self) -> float:
+        return self.grace + self.rest_grace + self.options.kill_grace + SLACK
+
+    @property
+    def _patience(self) -> float:
+        """What systemd has for one answer."""
+        return max(LAST_ANSWER, min(10.0, self._deadline.remaining))
+
     # The stop
 
     def refusal(self) -> str:
         """Why this must not even begin, empty when it may."""
         state = self.state
         if state is not None and not state.at_rest and state.kill_mode in ("control-group", "mixed"):
-            for member in self.members.values():
+            for member in self.survey.members.values():
                 if member.standing == "protected" and "cgroup" in member.found_by:
                     return 'systemd would end the protected process %d "%s" together with the unit "%s"' % (
                         member.process.pid,
@@ -207,8 +119,8 @@ class Stopper:
         began = self._clock.monotonic()
         try:
             self.look()
-            total = self.grace + self.rest_grace + self.options.kill_grace + SLACK - 1.0
-            self._deadline = Deadline(total if self.options.timeout is None else self.options.timeout, self._clock)
+            if self.options.timeout is None:
+                self._deadline = Deadline(self._total - self._deadline.elapsed, self._clock)
             refusal = self.refusal()
             if refusal:
                 return self._result(began, "refused", "nothing was signalled: %s" % refusal)
@@ -226,23 +138,23 @@ class Stopper:
         if self.state is not None and not self.state.at_rest:
             self._stop_unit()
         elif self.options.order == "parent_first" and self.unit is None:
-            for member in self._ours():
+            for member in self.survey.ours():
                 if member.role == "root":
                     self._signal(member, self.options.signal)
-            self._wait(self.grace, lambda: not any(m.role == "root" for m in self._ours()))
+            self._wait(self.grace, lambda: not any(m.role == "root" for m in self.survey.ours()))
         if not self._quiet() and not self._restarted:
             self._signal_all(self.options.signal)
             self._wait(self.rest_grace, lambda: False, self.options.signal)
-        for _round in range(3):  # something may fork at the very end
-            if self._restarted or self._quiet():
+        for attempt in range(3):  # something may fork at the very end
+            if self._restarted or self._quiet() or (attempt and self._deadline.expired):
                 break
             self._kill()
         if self._restarted:
             return
         if self.options.reset_failed and self.state is not None and self.state.active_state == "failed":
-            _systemd.reset_failed(self.state.name)
-            self.state = _systemd.show(self.state.name)
+            _systemd.reset_failed(self.state.name, self._patience)
             self.changed = self.reset = True
+            self.look()
 
     def _stop_unit(self) -> None:
         """systemd stops its unit, so that Restart= does not race; past its time the owned set is killed under it."""
@@ -253,8 +165,8 @@ class Stopper:
             self.look()
             if self.state.at_rest:
                 return
-            if self.state.active_state == "active" and not self.state.job and requests < 3:
-                self._request_stop()  # somebody's start took the place of our stop
+            if self.state.awake and not self.state.job and requests < 3:
+                self._request_stop()  # somebody's start took the place of our stop, or ended it between two lives
                 requests += 1
             elif self._started_again():
                 return
@@ -265,16 +177,11 @@ class Stopper:
         assert self.unit is not None
         self.changed = True
         now = self._clock.monotonic()
-        for member in self._ours():
-            if self._falls_to_systemd(member) and "systemd" not in member.signals:
+        for member in self.survey.ours():
+            if self.survey.falls_to_systemd(member) and "systemd" not in member.signals:
                 member.signalled_at = now
                 member.signals.append("systemd")
-        _systemd.request_stop(self.unit)
-
-    def _falls_to_systemd(self, member: Member) -> bool:
-        if self.state is None or "cgroup" not in member.found_by:
-            return False
-        return self.state.kill_mode not in ("process", "none") or member.role in ("main", "control")
+        _systemd.request_stop(self.unit, self._patience)
 
     def _kill(self, also: Callable[[], bool] = lambda: True) -> None:
         self._signal_all("KILL")
@@ -287,7 +194,7 @@ class Stopper:
         """Whether two looks in a row show nothing of ours."""
         for _look in range(2):
             self.look()
-            if self._ours() or self._started_again():
+            if self.survey.ours() or self._started_again():
                 return False
             self._deadline.sleep(LOOK[0])
         return True
@@ -307,7 +214,7 @@ class Stopper:
             self.look()
             if self._started_again():
                 return
-            quiet = quiet + 1 if not self._ours() and also() else 0
+            quiet = quiet + 1 if not self.survey.ours() and also() else 0
             if quiet >= 2 or (quiet == 0 and enough()):
                 return
             if newcomers is not None:
@@ -320,12 +227,12 @@ class Stopper:
     def _started_again(self) -> bool:
         """Whether somebody started the unit after it came to rest: those processes are not what was to be stopped."""
         state = self.state
-        if state is not None and state.active_state in ("active", "activating", "reloading") and not state.job:
+        if state is not None and state.awake and not state.job:
             self._restarted = True
         return self._restarted
 
     def _signal_all(self, name: str) -> None:
-        for member in self._ours():
+        for member in self.survey.ours():
             if name not in member.signals:
                 self._signal(member, name)
 
@@ -347,7 +254,7 @@ class Stopper:
 
     def _continue_stopped(self) -> None:
         # A stopped process has the signal pending and cannot act on it.
-        for member in self._ours():
+        for member in self.survey.ours():
             if member.process.state == "T" and member.signals:
                 self._continue(member)
 
@@ -355,13 +262,13 @@ class Stopper:
 
     def _plan(self, began: float) -> dict[str, Any]:
         busy = self.state is not None and not self.state.at_rest
-        ours = self._ours()
+        ours = self.survey.ours()
         failed = self.options.reset_failed and self.state is not None and self.state.active_state == "failed"
         self.changed = bool(busy or ours or failed)
-        for member in self.members.values():
+        for member in self.survey.members.values():
             if member.standing != "ours":
                 member.outcome = member.standing
-            elif busy and self._falls_to_systemd(member):
+            elif busy and self.survey.falls_to_systemd(member):
                 member.signals = ["systemd"]
             else:
                 member.signals = [self.options.signal]
@@ -372,8 +279,8 @@ class Stopper:
 
     def _judge(self, began: float) -> dict[str, Any]:
         unkillable, survivors = [], []
-        for member in self.members.values():
-            if member.ref not in self.living:
+        for member in self.survey.members.values():
+            if member.ref not in self.survey.living:
                 continue
             if member.standing == "protected":
                 member.outcome = "protected"
@@ -391,7 +298,7 @@ class Stopper:
         awake = self.state is not None and not self.state.at_rest
         if survivors or awake:
             return self._result(began, "unkillable" if unkillable else "survivors", self._complaint(survivors, awake))
-        ended = sum(1 for m in self.members.values() if m.outcome in ("ended", "gone"))
+        ended = sum(1 for m in self.survey.members.values() if m.outcome in ("ended", "gone"))
         if ended or (self.changed and not self.reset):
             return self._result(
                 began, "stopped", "%s is stopped: %d processes ended, none is left" % (self.what, ended)
@@ -411,7 +318,7 @@ class Stopper:
             return "%s did not come to rest: systemd says it is %s" % (self.what, self.state.active_state)
         return "%d of %d processes of %s are left%s: %s" % (
             len(survivors),
-            len(self.members),
+            len(self.survey.members),
             self.what,
             ", and the unit is not at rest" if awake else "",
             named,
@@ -419,16 +326,16 @@ class Stopper:
 
     def _result(self, began: float, verdict: str, msg: str) -> dict[str, Any]:
         survivors = []
-        for member in self.members.values():
+        for member in self.survey.members.values():
             if member.outcome in ("foreign", "denied", "unkillable", "survived"):
                 survivors.append(dict(member.as_result(), wchan=_processes.waiting_in(member.ref)))
         return {
             "verdict": verdict,
             "changed": self.changed,
             "msg": msg,
-            "processes": [member.as_result() for member in self.members.values()],
+            "processes": [member.as_result() for member in self.survey.members.values()],
             "survivors": survivors,
-            "zombies": list(self.zombies.values()),
+            "zombies": list(self.survey.zombies.values()),
             "unit_state": self.state.as_result() if self.state is not None else None,
             "elapsed": round(self._clock.monotonic() - began, 2),
         }

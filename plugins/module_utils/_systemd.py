@@ -11,7 +11,6 @@ import json
 import os
 import re
 import subprocess
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +18,8 @@ from ._errors import ServingError
 
 __all__ = [
     "FLOOR",
+    "NoAnswer",
     "Record",
-    "StopTimeout",
     "UnitState",
     "journal",
     "parse_show",
@@ -32,7 +31,6 @@ __all__ = [
     "reset_failed",
     "show",
     "start",
-    "stop",
     "unit_name",
     "version",
 ]
@@ -41,8 +39,8 @@ FLOOR = 247
 JOURNAL_LINES = 5000
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
-    "InvocationID,Job,NeedDaemonReload,ExecMainStartTimestampMonotonic,ExecMainExitTimestampMonotonic,ExecMainCode,"
-    "ExecMainStatus,KillMode,TimeoutStopUSec,Restart,UnitFileState,FragmentPath,ConditionResult"
+    "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
+    "TimeoutStopUSec,Restart,UnitFileState,ConditionResult"
 )
 UNIT_TYPES = (
     ".service",
@@ -71,8 +69,8 @@ SPAN_UNITS = {
 ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
-class StopTimeout(ServingError):
-    """The unit did not stop within the time given; systemd goes on with the job."""
+class NoAnswer(ServingError):
+    """A command did not answer within the time given."""
 
 
 @dataclass
@@ -91,14 +89,12 @@ class UnitState:
     invocation_id: str = ""
     job: int = 0
     need_reload: bool = False
-    exec_main_start_monotonic: int = 0
     exec_main_code: int = 0
     exec_main_status: int = 0
     kill_mode: str = ""
     timeout_stop: float = float("inf")
     restart: str = "no"
     unit_file_state: str = ""
-    fragment_path: str = ""
     raw: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -108,7 +104,22 @@ class UnitState:
 
     @property
     def at_rest(self) -> bool:
-        return self.active_state in ("inactive", "failed") and not self.job
+        return self.active_state in ("inactive", "failed") and not self.job and not self.between_lives
+
+    @property
+    def between_lives(self) -> bool:
+        """Whether its last life is over and systemd will begin the next by itself. systemd calls that activating."""
+        return "auto-restart" in self.sub_state
+
+    @property
+    def awake(self) -> bool:
+        """Whether it runs, or is on its way there or from one life to the next."""
+        return self.active_state in ("active", "activating", "reloading", "refreshing")
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs, or has begun to."""
+        return self.awake and not self.between_lives
 
     def as_result(self) -> dict[str, Any]:
         """The part of it that modules return."""
@@ -173,7 +184,7 @@ def _call(arguments: list[str], timeout: float) -> tuple[int, str, str]:
                 stream.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # never wait for a client that cannot die
             child.wait(1.0)
-        raise StopTimeout('the command "%s" did not answer within %g s' % (" ".join(arguments), timeout)) from None
+        raise NoAnswer('the command "%s" did not answer within %g s' % (" ".join(arguments), timeout)) from None
     return child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace").strip()
 
 
@@ -241,14 +252,12 @@ def parse_show(unit: str, text: str) -> UnitState:
         invocation_id=get("InvocationID", ""),
         job=_number(get("Job", "")),
         need_reload=get("NeedDaemonReload") == "yes",
-        exec_main_start_monotonic=_number(get("ExecMainStartTimestampMonotonic", "")),
         exec_main_code=_number(get("ExecMainCode", "")),
         exec_main_status=_number(get("ExecMainStatus", "")),
         kill_mode=get("KillMode", ""),
         timeout_stop=parse_span(get("TimeoutStopUSec", "")),
         restart=get("Restart", "no"),
         unit_file_state=get("UnitFileState", ""),
-        fragment_path=get("FragmentPath", ""),
         raw=raw,
     )
 
@@ -276,27 +285,6 @@ def request_stop(unit: str, timeout: float = 10.0) -> None:
     rc, _out, err = _systemctl(["stop", "--no-block", "--", unit], timeout)
     if rc != 0 and "not loaded" not in err:
         raise ServingError('the unit "%s" was not stopped: %s' % (unit, _said(rc, err)))
-
-
-def stop(unit: str, timeout: float) -> None:
-    """Stop the unit and return when systemd is done with it; raises StopTimeout when the time is over."""
-    unit = unit_name(unit)
-    end = time.monotonic() + timeout
-    try:
-        rc, _out, err = _systemctl(["stop", "--", unit], timeout)
-    except StopTimeout:
-        raise StopTimeout('the unit "%s" did not stop within %g s' % (unit, timeout)) from None
-    state = show(unit)
-    if state.at_rest:
-        return
-    if rc != 0 and state.active_state != "deactivating":
-        raise ServingError('the unit "%s" was not stopped: %s' % (unit, _said(rc, err)))
-    # The job was replaced or cancelled, but the unit is on its way down.
-    while time.monotonic() < end:
-        time.sleep(0.2)
-        if show(unit).at_rest:
-            return
-    raise StopTimeout('the unit "%s" did not stop within %g s: it is %s' % (unit, timeout, show(unit).active_state))
 
 
 def reset_failed(unit: str, timeout: float = 10.0) -> None:

@@ -74,8 +74,10 @@ options:
     default: 10
   timeout:
     description:
-      - Hard limit for all of it in seconds. The time for C(SIGKILL) is kept free, so a short limit shortens the waits
-        before it.
+      - Hard limit for all of it in seconds, from the first look on. The time for C(SIGKILL) is kept free, so a short
+        limit shortens the waits before it.
+      - Each request to systemd has what is left of it, at most 10 seconds. When the time is over, systemd still has one
+        second for the answer that the verdict needs.
       - The default is the sum of both waits, O(kill_grace) and 5 seconds.
     type: float
   order:
@@ -180,8 +182,8 @@ processes:
       type: str
     found_by:
       description:
-        - What makes it owned. One or more of V(main_pid), V(control_pid), V(pid), V(cgroup), V(mark), V(descendant),
-          V(session), V(process_group), V(mount_namespace).
+        - What makes it owned, or made it so when it was first seen. One or more of V(main_pid), V(control_pid),
+          V(pid), V(cgroup), V(mark), V(descendant), V(session), V(process_group), V(mount_namespace).
       type: list
       elements: str
     role:
@@ -280,26 +282,10 @@ elapsed:
 """
 
 import os
-import time
 import typing as t
 
 from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _selection
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
-
-RENEWAL = 5.0
-
-
-def lease_keeper(params: t.Dict[str, t.Any], check_mode: bool) -> t.Callable[[], None]:
-    """Renews the run's lease while the stop takes its time."""
-    renewed = time.monotonic()
-
-    def tick() -> None:
-        nonlocal renewed
-        if not check_mode and time.monotonic() - renewed >= RENEWAL:
-            renewed = time.monotonic()
-            _lease.renew(params.get("service"), params.get("run_id"))
-
-    return tick
 
 
 def stop(context: _ansible.Context) -> t.Dict[str, t.Any]:
@@ -321,10 +307,8 @@ def stop(context: _ansible.Context) -> t.Dict[str, t.Any]:
         allow_foreign_users=params["allow_foreign_users"],
         reset_failed=params["reset_failed"],
     )
-    stopper = Stopper(
-        selection.what, selection.scan, options, unit=selection.unit, tick=lease_keeper(params, context.check_mode)
-    )
-    return stopper.run(context.check_mode)
+    keep = _lease.keeper(params["service"], None if context.check_mode else params["run_id"])
+    return Stopper(selection.what, selection.scan, options, unit=selection.unit, tick=keep).run(context.check_mode)
 
 
 def main() -> None:

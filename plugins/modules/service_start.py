@@ -12,8 +12,10 @@ version_added: 1.0.0
 description:
   - Starts the unit through systemd and returns as soon as its main process runs, which says nothing about the model
     being loaded. Use M(gpuops.serving.wait_model_ready) for that.
-  - Refuses to start a unit at rest while processes of its earlier life are alive, and names them.
+  - Refuses to start a unit while processes of its earlier life are alive, and names them.
     M(gpuops.serving.process_tree_stop) ends them.
+  - A unit that waits for its next automatic restart (C(activating) to systemd) does not run. When nothing of its
+    earlier life is alive it is stopped, so that the wait is over, and started at once.
 author:
   - gpuops.serving contributors (@gpuops)
 extends_documentation_fragment:
@@ -30,6 +32,7 @@ options:
     description:
       - How long in seconds systemd may take to get the main process, or a gate before it, to run.
       - A stop that somebody else has begun is waited for within the same time.
+      - When the time is over, systemd still has a second for the answer that tells where the unit is.
     type: float
     default: 30
   reset_failed:
@@ -54,7 +57,8 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description:
-    - V(started), or V(running) when the unit was active or on its way there already.
+    - V(started), or V(running) when the unit was active or on its way there already, other than by waiting for its next
+      automatic restart.
     - V(survivors) when processes of an earlier life are alive, V(refused) when the unit is masked, held by a condition,
       or still stopping, V(failed) when its process ended at once, V(not_found) when there is no such unit.
   type: str

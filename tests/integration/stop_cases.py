@@ -26,7 +26,9 @@ from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, 
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef, Table
 from ansible_collections.gpuops.serving.plugins.module_utils._selection import Refused
-from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Scan, Stopper
+from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
+from ansible_collections.gpuops.serving.plugins.module_utils._survey import Scan
+from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
 
 FOREST = pathlib.Path(__file__).parent.parent / "fakes" / "forest.py"
 MARK = 987654
@@ -135,6 +137,12 @@ def stopper(forest: Forest, scan: Scan, **options: t.Any) -> Stopper:
     return Stopper("it", scan, Options(**options), send=forest.send)
 
 
+def unit(forest: Forest, front: str = "front") -> UnitState:
+    """A unit with this main process and no control group to find the others by."""
+    main = forest.ref(front).pid if forest.alive(front) else 0
+    return UnitState("made-up.service", load_state="loaded", main_pid=main)
+
+
 def by_name(result: t.Dict[str, t.Any], name: str) -> t.Dict[str, t.Any]:
     return next(process for process in result["processes"] if process["name"] == name)
 
@@ -223,7 +231,7 @@ def test_a_daemonised_worker_is_found_by_its_mark_alone(forest: Forest) -> None:
     )
 
     def scan(table: Table, _state: t.Any, previous: t.Any) -> _ownership.Owned:
-        return _ownership.of_pids(table, [forest.ref("front")], mark_gid=MARK, previous=previous)
+        return _ownership.of_unit(table, unit(forest), mark_gid=MARK, previous=previous)
 
     result = stopper(forest, scan, **QUICK).run()
     assert result["verdict"] == "stopped"
@@ -243,12 +251,12 @@ def test_a_shared_mount_namespace_is_found_and_the_hosts_own_is_not_one(forest: 
         {"id": "front", "mounts": True, "children": [{"id": "worker", "name": "worker", "daemon": True}]},
         {"id": "decoy", "all_deaf": True},
     )
-    plain = _ownership.of_pids(Table.snapshot(), [forest.ref("front")], mount_ns=False)
+    plain = _ownership.of_pids(Table.snapshot(), [forest.ref("front")])
     assert set(plain.processes) == {forest.ref("front")}
-    owned = _ownership.of_pids(Table.snapshot(), [forest.ref("front")], mount_ns=True)
+    owned = _ownership.of_unit(Table.snapshot(), unit(forest))
     assert set(owned.processes) == {forest.ref("front"), forest.ref("worker")}
     assert owned.processes[forest.ref("worker")] == ["mount_namespace"]
-    bare = _ownership.of_pids(Table.snapshot(), [forest.ref("decoy")], mount_ns=True)
+    bare = _ownership.of_unit(Table.snapshot(), unit(forest, "decoy"))
     assert set(bare.processes) == {forest.ref("decoy")}
 
 

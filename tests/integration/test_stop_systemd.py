@@ -239,6 +239,38 @@ def test_a_restart_loop_is_stopped_between_two_lives() -> None:
     everywhere("! systemctl is-active --quiet %s; test $(systemctl show -P SubState %s) != auto-restart" % (UNIT, UNIT))
 
 
+LOOP = ("Restart=always", "RestartSec=60")
+ENGINE = "/bin/sh -c 'test -e /run/repaired && exec sleep infinity; exit 1'"
+BETWEEN_LIVES = "systemctl show -P SubState %s | grep -q auto-restart" % UNIT
+
+
+def test_a_unit_between_two_lives_is_started_at_once_and_not_over_survivors() -> None:
+    unit(ENGINE, *LOOP)
+    everywhere("rm -f /run/repaired; systemctl start %s || :" % UNIT)
+    wait_for(BETWEEN_LIVES)
+    plan = module("service_start", check=True, unit=UNIT)
+    assert verdicts(plan) == {("started", True)}
+    everywhere(BETWEEN_LIVES)
+    everywhere("touch /run/repaired")
+    started = module("service_start", unit=UNIT)
+    assert verdicts(started) == {("started", True)}
+    for result in started.values():
+        assert result["main_pid"] > 1
+        assert result["elapsed"] < 20
+    everywhere("rm /run/repaired; systemctl is-active --quiet %s" % UNIT)
+    assert verdicts(module("service_start", unit=UNIT)) == {("running", False)}
+    everywhere("systemctl stop %s" % UNIT)
+    unit("/bin/sh -c 'setsid sleep 98765 & sleep 0.3; exit 1'", *LOOP, "KillMode=process")
+    everywhere("systemctl start %s || :" % UNIT)
+    wait_for(BETWEEN_LIVES)
+    refused = module("service_start", unit=UNIT)
+    assert verdicts(refused) == {("survivors", False)}
+    assert {tuple(names(result, "survivors")) for result in refused.values()} == {("sleep",)}
+    everywhere(BETWEEN_LIVES)
+    assert verdicts(module("process_tree_stop", unit=UNIT, grace=2)) == {("stopped", True)}
+    everywhere("! pgrep -f '[s]leep 98765'")
+
+
 def test_a_start_limit_that_was_hit_is_reset() -> None:
     unit("/bin/sleep infinity")
     everywhere("for i in 1 2 3 4 5 6 7; do systemctl restart %s || :; done; systemctl stop %s" % (UNIT, UNIT))

@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import typing as t
 
 import pytest
+import yaml
 from ansible_collections.gpuops.serving.plugins.module_utils import _ownership
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import TICKS, Process, ProcessRef, Table
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState, parse_show
+from ansible_collections.gpuops.serving.plugins.modules import process_tree_stop
 
 HERE = "/system.slice/qwen.service"
 MARK = 777
@@ -27,7 +31,6 @@ def process(pid: int, ppid: int = 1, **facts: t.Any) -> Process:
         uid=facts.get("uid", 0),
         gids=facts.get("gids", (0,)),
         cgroup=facts.get("cgroup", "/"),
-        pid_ns_depth=1,
         threads=1,
         kernel_thread=facts.get("kernel_thread", False),
         cpu_ticks=0,
@@ -94,21 +97,18 @@ def test_a_unit_of_a_user_with_the_same_name_is_another_one() -> None:
     assert pids(_ownership.of_unit(table, unit())) == []
 
 
-@pytest.mark.parametrize("mount_ns", [True, False])
 @pytest.mark.parametrize("own", [0, 4026531840, 4026532999])
-def test_nothing_follows_from_a_namespace_that_everybody_shares(
-    monkeypatch: pytest.MonkeyPatch, mount_ns: bool, own: int
-) -> None:
+def test_nothing_follows_from_a_namespace_that_everybody_shares(monkeypatch: pytest.MonkeyPatch, own: int) -> None:
     """Also not from one that cannot be read: unknown is not the same."""
     monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: own if pid == "self" else 4026531840)
     table = Table([*BASE, process(100, cgroup=HERE), process(101, 100)])
-    assert pids(_ownership.of_unit(table, unit(), mount_ns=mount_ns)) == [100, 101]
-    assert pids(_ownership.of_pids(table, [ProcessRef(100, 100)], mount_ns=mount_ns)) == [100, 101]
+    assert pids(_ownership.of_unit(table, unit())) == [100, 101]
+    assert pids(_ownership.of_pids(table, [ProcessRef(100, 100)])) == [100, 101]
     monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 0)
-    assert pids(_ownership.of_unit(table, unit(), mount_ns=mount_ns)) == [100, 101]
+    assert pids(_ownership.of_unit(table, unit())) == [100, 101]
     # Process 1 hides its namespace, as it does from an ordinary user: all others would look strange.
     monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: {1: 0, "self": 5}.get(pid, 4026531840))
-    assert pids(_ownership.of_unit(table, unit(), mount_ns=mount_ns)) == [100, 101]
+    assert pids(_ownership.of_unit(table, unit())) == [100, 101]
 
 
 def test_a_namespace_of_its_own_is_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,6 +122,7 @@ def test_a_namespace_of_its_own_is_evidence(monkeypatch: pytest.MonkeyPatch) -> 
     strange[103] = 5
     later = _ownership.of_unit(without, unit(), previous=owned)
     assert pids(later) == [101, 103]
+    assert ways(later, 101) == ["mount_namespace"]
 
 
 def test_descent() -> None:
@@ -172,6 +173,7 @@ def test_what_an_earlier_look_found_stays_owned() -> None:
     later = Table([*BASE, process(101, 1, session=100), process(102, 1, session=100), process(103, 101)])
     owned = _ownership.of_unit(later, unit(control_group=""), previous=first)
     assert pids(owned) == [101, 102, 103]
+    assert ways(owned, 101) == ways(first, 101) == ["descendant", "session"]
     reused = Table([*BASE, process(101, 1, session=100, start=999)])
     assert pids(_ownership.of_pids(reused, [], previous=first)) == [101]  # by its session, not by its number
     alone = Table([*BASE, process(101, 1, start=999)])
@@ -207,7 +209,7 @@ def test_kernel_threads_process_one_and_the_caller_are_never_owned(monkeypatch: 
     monkeypatch.setattr(_ownership, "own_line", lambda _table: {1, 100, 101})
     refs = [ProcessRef(pid, 100) for pid in (1, 2, 100)]
     table = Table([*BASE, process(100, cgroup=HERE, gids=(MARK,)), process(101, 100), process(102, 100)])
-    assert pids(_ownership.of_pids(table, refs, mark_gid=MARK)) == []
+    assert pids(_ownership.of_pids(table, refs)) == []
     assert pids(_ownership.of_unit(table, unit(main_pid=1, control_pid=100), mark_gid=MARK)) == []
     monkeypatch.setattr(_ownership, "own_line", lambda _table: set())
     odd = [process(1, 0, cgroup=HERE, gids=(MARK,)), process(2, 0, cgroup=HERE, kernel_thread=True, gids=(MARK,))]
@@ -263,3 +265,14 @@ def test_marks() -> None:
     for gid in (0, -1, 1):
         with pytest.raises(UsageError, match="is not an ownership mark"):
             _ownership.check_mark(gid)
+
+
+def test_every_evidence_is_in_the_table_and_in_the_documentation() -> None:
+    source = inspect.getsource(_ownership)
+    words = set(re.findall(r'"(\w+)", (?:True|False|parent)', source)) | {"main_pid", "control_pid"}
+    words |= {"session", "process_group"} if '"session" if' in source else set()
+    returned = yaml.safe_load(process_tree_stop.RETURN)["processes"]["contains"]["found_by"]["description"]
+    assert set(re.findall(r"V\((\w+)\)", str(returned))) == words
+    table = str(_ownership.__doc__).split("====\n")[2]
+    evidence = re.findall(r"^([a-z_, ]+?)  ", table, re.M)
+    assert {word for row in evidence for word in row.split(", ")} - {"the same of a unit's dead main"} == words

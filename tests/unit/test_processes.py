@@ -50,14 +50,13 @@ def fixture_proc(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_a_row_of_the_table(proc: pathlib.Path) -> None:
-    write_process(proc, 77, name=b"VLLM::EngineCor", uid=0, nspid="77 12 1", threads=9, start=250)
+    write_process(proc, 77, name=b"VLLM::EngineCor", uid=0, threads=9, start=250)
     process = Table.snapshot(str(proc)).get(77)
     assert process is not None
     assert process.ref == ProcessRef(77, 250)
     assert process.name == "VLLM::EngineCor"
     assert process.user == "root"
     assert process.gids == (5, 20, 30)
-    assert process.pid_ns_depth == 3
     assert process.threads == 9
     assert process.cpu_ticks == 10
     assert process.cgroup == "/system.slice/qwen.service"

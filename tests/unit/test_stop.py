@@ -6,108 +6,22 @@
 
 from __future__ import annotations
 
-import pathlib
-import signal
+import types
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _selection, _start, _stop, _systemd
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
-from ansible_collections.gpuops.serving.plugins.module_utils._processes import Process, ProcessRef, Table
+import yaml
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _ownership,
+    _selection,
+    _stop,
+    _systemd,
+)
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
+from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
-from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
-
-GROUP = "/system.slice/qwen.service"
-
-
-def process(pid: int, ppid: int = 1, **facts: t.Any) -> Process:
-    known: t.Dict[str, t.Any] = {
-        "ref": ProcessRef(pid, 100),
-        "ppid": ppid,
-        "pgrp": pid,
-        "session": pid,
-        "state": "S",
-        "name": "p%d" % pid,
-        "uid": 0,
-        "gids": (0,),
-        "cgroup": GROUP,
-        "pid_ns_depth": 1,
-        "threads": 1,
-        "kernel_thread": False,
-        "cpu_ticks": 0,
-    }
-    return Process(**dict(known, **facts))
-
-
-class Host(Clock):
-    """A host whose time passes only while somebody sleeps."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *processes: Process, **state: t.Any) -> None:
-        self.now = 1000.0
-        self.processes = {p.pid: p for p in processes}
-        self.state = UnitState(
-            **dict(
-                {"name": "qwen.service", "load_state": "loaded", "kill_mode": "mixed", "timeout_stop": 20.0}, **state
-            )
-        )
-        self.sent: t.List[t.Tuple[float, int, str]] = []
-        self.deaf: t.Set[int] = set()
-        self.immortal: t.Set[int] = set()
-        self.later: t.List[t.Tuple[float, t.Callable[[], None]]] = []
-        self.on_stop: t.Callable[[], None] = self.rest
-        self.stops = 0
-        monkeypatch.setattr(Table, "snapshot", lambda: Table(list(self.processes.values())))
-        monkeypatch.setattr(_ownership, "own_line", lambda _table: {1})
-        monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 1)
-        for name in ("show", "request_stop", "reset_failed", "start"):
-            monkeypatch.setattr(_systemd, name, getattr(self, name))
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-        due = [what for when, what in self.later if when <= self.now]
-        self.later = [(when, what) for when, what in self.later if when > self.now]
-        for what in due:
-            what()
-
-    def after(self, seconds: float, what: t.Callable[[], None]) -> None:
-        self.later.append((self.now + seconds, what))
-
-    def show(self, _unit: str, _timeout: float = 0) -> UnitState:
-        return UnitState(**vars(self.state))
-
-    def request_stop(self, _unit: str, _timeout: float = 0) -> None:
-        self.stops += 1
-        self.state.active_state = "deactivating"
-        self.on_stop()
-
-    def rest(self) -> None:
-        for pid in [pid for pid, p in self.processes.items() if p.cgroup == GROUP]:
-            del self.processes[pid]
-        self.state.active_state, self.state.main_pid = "inactive", 0
-
-    def reset_failed(self, _unit: str, _timeout: float = 0) -> None:
-        self.state.active_state, self.state.result = "inactive", "success"
-
-    def start(self, _unit: str, _timeout: float = 0) -> None:
-        self.state.active_state, self.state.main_pid, self.state.invocation_id = "active", 4711, "new"
-        self.state.sub_state = "running"
-
-    def send(self, ref: ProcessRef, number: int) -> str:
-        if ref.pid not in self.processes:
-            return "gone"
-        self.sent.append((self.now - 1000.0, ref.pid, signal.Signals(number).name))
-        heeded = number == signal.SIGKILL or (number != signal.SIGCONT and ref.pid not in self.deaf)
-        if heeded and ref.pid not in self.immortal:
-            del self.processes[ref.pid]
-        return "sent"
-
-    def stopper(self, **options: t.Any) -> Stopper:
-        scan = _selection.by_unit(None)
-        return Stopper('the unit "qwen.service"', scan, Options(**options), "qwen.service", clock=self, send=self.send)
+from ansible_collections.gpuops.serving.plugins.modules import process_tree_stop
+from host import Host, process
 
 
 def test_an_active_unit_is_left_to_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +81,30 @@ def test_it_never_outlasts_its_limit(monkeypatch: pytest.MonkeyPatch, timeout: f
     assert result["msg"].startswith('2 of 2 processes of the unit "qwen.service" are left, and the unit is not at rest')
 
 
+@pytest.mark.parametrize("call", ["show", "request_stop", "reset_failed"])
+@pytest.mark.parametrize("timeout", [0.0, 3.0])
+def test_a_systemd_that_does_not_answer_cannot_make_it_outlast_its_limit(
+    monkeypatch: pytest.MonkeyPatch, call: str, timeout: float
+) -> None:
+    state = "failed" if call == "reset_failed" else "active"
+    host = Host(monkeypatch, process(10), active_state=state, main_pid=0 if state == "failed" else 10)
+    host.mute = {call}
+    with pytest.raises(_systemd.NoAnswer) as caught:
+        host.stopper(timeout=timeout, reset_failed=True, grace=1, kill_grace=1).run()
+    assert host.now - 1000.0 <= timeout + _stop.LAST_ANSWER
+    assert caught.value.result["verdict"] == "survivors"
+
+
+def test_the_first_look_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    host.immortal = {10}
+    slow = [4.0]
+    stopper = host.stopper(grace=30, kill_grace=1, timeout=6)
+    monkeypatch.setattr(_systemd, "show", lambda unit, limit: host.sleep(slow.pop() if slow else 0) or host.show(unit))
+    stopper.run()
+    assert 6.0 <= host.now - 1000.0 <= 6.5
+
+
 def test_a_short_limit_leaves_time_for_the_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), active_state="inactive")
     host.immortal = {10}
@@ -191,12 +129,13 @@ def test_a_unit_that_somebody_starts_again_is_left_alone(monkeypatch: pytest.Mon
     assert 20 not in [pid for _when, pid, _name in host.sent]
 
 
-def test_a_cancelled_stop_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("state", [("active", "running"), ("activating", "auto-restart")])
+def test_a_cancelled_stop_is_asked_for_again(monkeypatch: pytest.MonkeyPatch, state: t.Tuple[str, str]) -> None:
     host = Host(monkeypatch, process(10), active_state="active", main_pid=10)
 
     def cancelled_once() -> None:
         if host.stops == 1:
-            host.state.active_state = "active"
+            host.state.active_state, host.state.sub_state = state
         else:
             host.rest()
 
@@ -250,67 +189,31 @@ def test_a_denied_signal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["processes"][0]["outcome"] == "denied"
 
 
-def test_a_pid_file_without_a_pid(tmp_path: pathlib.Path) -> None:
-    path = tmp_path / "engine.pid"
-    for text in ("", "x", "-5", "0"):
-        path.write_text(text)
-        with pytest.raises(ServingError, match="holds no process id"):
-            _selection.pid_in_file(str(path))
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_the_module_renews_its_lease_but_not_in_check_mode(monkeypatch: pytest.MonkeyPatch, check_mode: bool) -> None:
+    kept: t.List[t.Any] = []
+    monkeypatch.setattr(
+        process_tree_stop._lease, "keeper", lambda *of: kept.append(of) or (lambda: kept.append("tick"))
+    )
+    Host(monkeypatch)
+    selection = _selection.Selection("it", lambda _table, _state, _previous: _ownership.Owned())
+    monkeypatch.setattr(_selection, "select", lambda _params: selection)
+    params = {"service": "qwen", "run_id": "r", "grace": None, "timeout": None, "order": "all", "signal": "TERM"}
+    params.update(kill_grace=1.0, protected=[], allow_foreign_users=False, reset_failed=False)
+    context = types.SimpleNamespace(params=params, check_mode=check_mode, warn=lambda _text: None)
+    assert process_tree_stop.stop(context)["verdict"] == "absent"
+    assert kept[:2] == [("qwen", None if check_mode else "r"), "tick"]
 
 
-def test_patterns_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="is not a regular expression"):
-        _selection.by_pattern("(", "root")
-    with pytest.raises(UsageError, match='the user "nobody-here" does not exist'):
-        _selection.by_pattern("x", "nobody-here")
-
-
-def start(host: Host, **options: t.Any) -> t.Dict[str, t.Any]:
-    selection = _selection.Selection('the unit "qwen.service"', _selection.by_unit(None), "qwen.service")
-    return _start.start(selection, clock=host, **options)
-
-
-def test_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch, active_state="inactive", sub_state="dead")
-    result = start(host)
-    assert (result["verdict"], result["changed"]) == ("started", True)
-    assert result["msg"] == 'the unit "qwen.service" is started: its main process is 4711'
-    assert (result["invocation_id"], result["main_pid"]) == ("new", 4711)
-    assert start(host)["verdict"] == "running"
-    assert start(host)["changed"] is False
-
-
-def test_start_over_survivors(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch, process(10), active_state="failed")
-    result = start(host)
-    assert (result["verdict"], result["changed"]) == ("survivors", False)
-    assert [p["pid"] for p in result["survivors"]] == [10]
-    assert '10 "p10"' in result["msg"]
-    assert host.state.active_state == "failed"
-
-
-@pytest.mark.parametrize(
-    ("state", "verdict"),
-    [
-        ({"load_state": "not-found"}, "not_found"),
-        ({"load_state": "masked"}, "refused"),
-        ({"load_state": "bad-setting"}, "failed"),
-        ({"active_state": "deactivating"}, "refused"),
-        ({"active_state": "activating", "sub_state": "auto-restart"}, "running"),
-    ],
-)
-def test_units_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, state: t.Dict[str, t.Any], verdict: str) -> None:
-    host = Host(monkeypatch, **state)
-    result = start(host)
-    assert (result["verdict"], result["changed"]) == (verdict, False)
-
-
-def test_check_mode_has_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch, active_state="inactive")
-    plan = start(host, check_mode=True)
-    assert (plan["verdict"], plan["changed"], host.state.active_state) == ("started", True, "inactive")
-    assert set(plan) == set(start(host))
-
-
-def test_limits_are_what_the_documentation_says() -> None:
-    assert (_stop.DEFAULT_GRACE, _stop.REST_GRACE, _stop.UNIT_GRACE, Options().kill_grace) == (30, 15, 90, 10)
+def test_limits_are_what_the_documentation_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = yaml.safe_load(process_tree_stop.DOCUMENTATION)["options"]
+    grace, timeout = (" ".join(options[name]["description"]) for name in ("grace", "timeout"))
+    assert "and 5 seconds more for a unit (%g seconds if it has none)" % _stop.UNIT_GRACE in grace
+    assert "%g seconds for a front process, and %g seconds" % (_stop.DEFAULT_GRACE, _stop.REST_GRACE) in grace
+    assert options["kill_grace"]["default"] == Options().kill_grace
+    assert "the sum of both waits, O(kill_grace) and %g seconds" % _stop.SLACK in timeout
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    host.immortal = {10}
+    stopper = host.stopper(grace=6, kill_grace=3)
+    stopper.run()
+    assert stopper._deadline.seconds == 6 + 6 + 3 + _stop.SLACK

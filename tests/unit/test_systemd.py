@@ -16,7 +16,6 @@ RUNNING = """Restart=always
 TimeoutStopUSec=1min 30s
 MainPID=812
 ControlPID=0
-ExecMainStartTimestampMonotonic=5551212
 ExecMainPID=812
 ExecMainCode=0
 NRestarts=3
@@ -40,7 +39,6 @@ def test_a_running_unit() -> None:
     assert state.timeout_stop == 90.0
     assert state.kill_mode == "process"
     assert state.need_reload is True
-    assert state.exec_main_start_monotonic == 5551212
     assert state.raw["ExecMainPID"] == "812"
     assert state.found and not state.at_rest
 
@@ -57,6 +55,28 @@ def test_a_unit_that_outlived_its_file_is_found() -> None:
 
 def test_a_queued_job_is_not_rest() -> None:
     assert not _systemd.parse_show("x.service", "LoadState=loaded\nActiveState=inactive\nJob=44\n").at_rest
+
+
+@pytest.mark.parametrize(
+    ("active", "sub", "runs", "between_lives", "at_rest"),
+    [
+        ("active", "running", True, False, False),
+        ("activating", "start-pre", True, False, False),
+        ("reloading", "reload", True, False, False),
+        ("refreshing", "refresh", True, False, False),
+        ("activating", "auto-restart", False, True, False),
+        ("activating", "auto-restart-queued", False, True, False),
+        ("failed", "failed-before-auto-restart", False, True, False),
+        ("deactivating", "stop-sigterm", False, False, False),
+        ("failed", "failed", False, False, True),
+        ("inactive", "dead", False, False, True),
+    ],
+)
+def test_a_unit_between_two_lives_neither_runs_nor_rests(
+    active: str, sub: str, runs: bool, between_lives: bool, at_rest: bool
+) -> None:
+    state = _systemd.UnitState("x.service", active_state=active, sub_state=sub)
+    assert (state.runs, state.between_lives, state.at_rest) == (runs, between_lives, at_rest)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +226,7 @@ def test_the_journal_of_one_run_has_systemds_own_lines_too(monkeypatch: pytest.M
 
 
 def test_a_command_that_hangs_is_ended() -> None:
-    with pytest.raises(_systemd.StopTimeout, match=r"did not answer within 0\.2 s"):
+    with pytest.raises(_systemd.NoAnswer, match=r"did not answer within 0\.2 s"):
         _systemd._call(["sleep", "30"], 0.2)
 
 
