@@ -24,6 +24,7 @@ VENDOR = "nvidia"
 # Waiting does not change these.
 LASTING = ("library_missing", "driver_mismatch", "no_gpu", "no_stack")
 BUSY_SENSOR = 90  # percent
+LAST_ANSWER = 1.0  # seconds for systemd when the time is over
 
 
 @dataclass
@@ -77,12 +78,13 @@ def read(
     proc: str = "/proc",
     sys: str = "/sys",
 ) -> Reading:
-    """Look once. ``limit`` bounds the time spent in the driver; the folders are for tests."""
+    """Look once. ``limit`` bounds the time spent on the driver and on systemd; the folders are for tests."""
     selectors = None if options.gpus is None else _check_selectors(options.gpus)
     indexes = None
     if selectors is not None and all(text.isdigit() for text in selectors):
         indexes = [int(text) for text in selectors]
-    vendor = _gpu_nvidia.read(indexes, _gpu_nvidia.READING_LIMIT if limit is None else limit)
+    deadline = Deadline(_gpu_nvidia.READING_LIMIT if limit is None else limit)
+    vendor = _gpu_nvidia.read(indexes, deadline.seconds)
     reading = Reading(count=vendor.count, driver_version=vendor.driver_version)
     # Read after the driver: what it listed and what has ended since is then seen as such, and never the reverse.
     nodes = _gpu_nodes.scan(_gpu_nodes.NVIDIA, devices, proc)
@@ -91,7 +93,7 @@ def read(
     _without(vendor.devices, nodes, reading.stuck_probes + [os.getpid()])
     if vendor.reason or not vendor.count:
         return _no_devices(reading, vendor, options, devices, sys)
-    resolve = _resolver(table, options)
+    resolve = _resolver(table, options, deadline)
     for facts in vendor.devices:
         minor = facts.get("minor")
         if minor is None and facts.get("pci"):
@@ -203,10 +205,10 @@ def _no_devices(
     return reading
 
 
-def _resolver(table: Table, options: Options) -> Resolve:
+def _resolver(table: Table, options: Options, deadline: Deadline) -> Resolve:
     owned: t.Optional[t.Collection[t.Any]] = None
     if options.unit is not None:
-        state = _systemd.show(options.unit)
+        state = _systemd.show(options.unit, max(LAST_ANSWER, min(10.0, deadline.remaining)))
         owned = _ownership.of_unit(table, state, mark_gid=options.mark_gid).processes
         if state.load_state == "not-found" and not owned:
             raise UsageError(

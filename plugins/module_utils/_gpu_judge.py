@@ -41,7 +41,6 @@ class Options:
     """What to judge and by which rules."""
 
     gpus: t.Optional[t.List[str]] = None
-    vendor: str = "auto"
     expected_gpus: t.Optional[int] = None
     allow_no_gpu: bool = False
     memory_tolerance: int = 64

@@ -35,7 +35,9 @@ options:
     type: list
     elements: str
   vendor:
-    description: Whose devices to look at. V(auto) means all that are supported, which today is V(nvidia).
+    description:
+      - Whose devices to look at. V(auto) means those of every vendor that is supported.
+      - V(nvidia) is the only one so far, so that both values do the same.
     type: str
     choices: [auto, nvidia]
     default: auto
@@ -81,6 +83,8 @@ options:
     description:
       - Judge only what the processes of this systemd unit hold, for devices that several services share. What others
         hold is reported as RV(gpus[].holders[].foreign) and does not make a device busy.
+      - A process that left the unit is still the unit's when it carries the ownership mark. The mark is that of
+        O(service), else of the service whose definition on the host names the unit.
       - Memory in use that no visible process explains still does.
       - O(service) does not fill this option, because after a stop a leftover that is no longer recognised as the
         service's own would pass as somebody else's.
@@ -147,9 +151,9 @@ reason:
   description:
     - Why there is an answer that comes from no single device. Empty otherwise.
     - V(library_missing), V(driver_not_loaded), V(driver_mismatch), V(driver_error), V(timeout) or V(stuck) when the
-      driver library does not answer at all; V(no_gpu) when it knows no device; V(no_stack) when the host has neither
-      GPU nor driver; V(fewer_gpus) when it knows fewer than O(expected_gpus); V(unconfirmed) when O(timeout) ended
-      before O(confirmations) clear looks.
+      driver library does not answer at all; V(internal) when our call into it ended without an answer; V(no_gpu) when
+      it knows no device; V(no_stack) when the host has neither GPU nor driver; V(fewer_gpus) when it knows fewer than
+      O(expected_gpus); V(unconfirmed) when O(timeout) ended before O(confirmations) clear looks.
   type: str
   returned: always
   sample: ""
@@ -190,8 +194,8 @@ gpus:
           here; V(node_held_memory_in_use) or V(node_held_memory_unreadable) when a process has the device node open
           while memory is in use or cannot be read.
         - For V(unknown), V(processes_unreadable), V(nodes_unreadable), V(memory_unattributed) or V(partitioned).
-        - For V(error), V(gpu_lost), V(reset_required), V(blocked_by_system), V(driver_error), V(timeout), V(stuck) or
-          V(not_found).
+        - For V(error), V(gpu_lost), V(reset_required), V(blocked_by_system), V(driver_mismatch), V(driver_error),
+          V(timeout), V(stuck) or V(not_found).
       type: str
       sample: held_by_process
     detail:
@@ -278,7 +282,8 @@ driver_version:
   returned: always
   sample: 550.127.05
 stuck_probes:
-  description: Pids of our own earlier calls that hang in a driver and cannot be ended.
+  description:
+    - Pids of our own calls that hang in a driver and cannot be ended, also of those that had answered before.
   type: list
   elements: int
   returned: always
@@ -295,7 +300,7 @@ elapsed:
   sample: 2.045
 """
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _selection
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import DEFAULT_ALLOWED, Options, Reading, wait_clear
@@ -309,6 +314,9 @@ def options_of(params: _ansible.Result) -> Options:
     for rule in rules or ():
         if not any(rule.values()):
             raise UsageError('a rule of "allowed_holders" is empty: give a name, a user or a unit')
+    mark_gid = None
+    if params["unit"]:
+        mark_gid = _selection.mark_of(params["service"], params["unit"], params.get("definition") or {})
     return Options(
         gpus=params["gpus"],
         expected_gpus=params["expected_gpus"],
@@ -316,7 +324,7 @@ def options_of(params: _ansible.Result) -> Options:
         memory_tolerance=params["memory_tolerance"],
         allowed_holders=DEFAULT_ALLOWED if rules is None else rules,
         unit=params["unit"],
-        mark_gid=params.get("definition", {}).get("mark_gid"),
+        mark_gid=mark_gid,
         interval=params["interval"],
         confirmations=params["confirmations"],
     )

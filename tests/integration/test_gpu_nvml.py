@@ -10,15 +10,18 @@ import ctypes
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu, _gpu_nvidia
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu, _gpu_nvidia, _service
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Options, read, wait_clear
+from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
+from ansible_collections.gpuops.serving.plugins.modules import gpu_clear
 
 FAKES = pathlib.Path(__file__).resolve().parents[1] / "fakes" / "nvml"
 
@@ -53,11 +56,11 @@ class Lab:
         lines = ["%s=%s" % (key.replace("__", "."), value) for key, value in keys.items()]
         (self.state / "scenario").write_text("\n".join(lines) + "\n")
 
-    def hold(self, *arguments, node=None, command=("sleep", "60")):
+    def hold(self, *arguments, node=None, command=("sleep", "60"), groups=None):
         words = [sys.executable, str(FAKES / "hold.py"), *arguments]
         if node is not None:
             words += ["--node", str(self.dev / node)]
-        child = subprocess.Popen([*words, "--", *command], env=self.environment)
+        child = subprocess.Popen([*words, "--", *command], env=self.environment, extra_groups=groups)
         self.children.append(child)
         wait_for(lambda: self._became(child, command))
         return child
@@ -400,17 +403,58 @@ class State:
 def test_one_unit_of_several(lab, monkeypatch):
     lab.scenario(devices=2)
     ours, other = lab.hold("--memory", "1000"), lab.hold("--device", "1", "--memory", "2000")
-    monkeypatch.setattr(_gpu._systemd, "show", lambda _unit: State("loaded"))
+    limits = []
+    monkeypatch.setattr(_gpu._systemd, "show", lambda _unit, limit: limits.append(limit) or State("loaded"))
     monkeypatch.setattr(
         _gpu._ownership, "of_unit", lambda table, _state, mark_gid: Owned({table.get(ours.pid).ref: ["cgroup"]})
     )
     reading = lab.look(unit="ours.service")
     assert verdicts(reading) == [("busy", "held_by_process"), ("clear", "idle")]
     assert [(h.pid, h.foreign) for d in reading.devices for h in d.holders] == [(ours.pid, False), (other.pid, True)]
+    lab.look(limit=3.0, unit="ours.service")
+    assert limits[0] == 10.0 and limits[1] <= 3.0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a process another group")
+def test_what_left_the_unit_is_still_its_own_by_the_mark(lab, monkeypatch):
+    mark = 987654
+    orphan = lab.hold("--memory", "1000", groups=[mark])
+    # The test itself is the parent here, and the caller's own line is never owned.
+    monkeypatch.setattr(_gpu._ownership, "own_line", lambda _table: {1, os.getpid()})
+    monkeypatch.setattr(_gpu._systemd, "show", lambda unit, _limit: UnitState(unit, load_state="loaded"))
+    monkeypatch.setattr(_service, "names", lambda: ["ours"])
+    monkeypatch.setattr(_service, "load", lambda _name: {"unit": "ours.service", "mark_gid": mark})
+    words = ("service", "gpus", "expected_gpus", "allowed_holders")
+    numbers = {"allow_no_gpu": False, "memory_tolerance": 64, "timeout": 0, "interval": 1, "confirmations": 2}
+    options = gpu_clear.options_of({**dict.fromkeys(words), **numbers, "unit": "ours.service"})
+    reading = read(options, devices=str(lab.dev), sys=str(lab.sys))
+    assert verdicts(reading) == [("busy", "held_by_process")]
+    assert [(h.pid, h.foreign) for d in reading.devices for h in d.holders] == [(orphan.pid, False)]
+
+
+def test_a_look_that_has_answered_and_does_not_end_is_told_and_not_repeated(lab, monkeypatch):
+    def end(_code):
+        os.closerange(3, 256)
+        while True:
+            signal.pause()
+
+    lab.scenario(devices=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "_exit", end)
+        patched.setattr(_bounded, "_kill", lambda _pid: None)
+        patched.setattr(_bounded, "KILL_WAIT", 0.05)
+        patched.setattr(_bounded, "EXIT_WAIT", 0.05)
+        reading = lab.look()
+    assert reading.verdict == "clear"
+    [pid] = reading.stuck_probes
+    assert lab.look().reason == "stuck"
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert lab.look().verdict == "clear"
 
 
 def test_a_unit_that_does_not_exist_is_not_called_clear(lab, monkeypatch):
-    monkeypatch.setattr(_gpu._systemd, "show", lambda _unit: State("not-found"))
+    monkeypatch.setattr(_gpu._systemd, "show", lambda _unit, _limit: State("not-found"))
     monkeypatch.setattr(_gpu._ownership, "of_unit", lambda _table, _state, mark_gid: Owned({}))
     with pytest.raises(UsageError, match=r'the unit "typo.service" is not known'):
         lab.look(unit="typo.service")

@@ -6,11 +6,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _gpu, _gpu_nvidia
+import yaml
+from ansible_collections.gpuops.serving.plugins.module_utils import _gpu, _gpu_judge, _gpu_nvidia, _service
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock, Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Device, Options, Reading, wait_clear
+from ansible_collections.gpuops.serving.plugins.modules import gpu_clear
 
 
 class FakeClock(Clock):
@@ -160,3 +165,51 @@ def test_minor_from_the_kernel_driver(tmp_path):
     (folder / "information").write_text("Model: NVIDIA L40S\nDevice Minor: \t 3\n")
     assert _gpu._minor_by_driver("00000000:17:00.0", str(tmp_path)) == 3
     assert _gpu._minor_by_driver("00000000:18:00.0", str(tmp_path)) is None
+
+
+REASONS_OF_A_LOOK = {
+    *("library_missing", "driver_not_loaded", "driver_mismatch", "driver_error", "internal", "timeout", "stuck"),
+    *("no_gpu", "no_stack", "fewer_gpus", "unconfirmed"),
+}
+
+
+def written(*modules):
+    """Every reason that the source of these rooms can answer."""
+    source = "\n".join(inspect.getsource(module) for module in modules)
+    words = re.findall(
+        r'(?:decide\(\s*"(?:busy|unknown|error|clear)", |_sick\(\w+, |_no_answer\(reading, )"(\w+)"', source
+    )
+    words += re.findall(r'reason = (?:"(?:error|unknown)", )?"(\w+)"', source) + re.findall(r'\d+: "(\w+)"', source)
+    words += re.findall(r'^            "(\w+_\w+)",$', source, re.M) + re.findall(r'"(unconfirmed|fewer_gpus)"', source)
+    return {*words, "driver_error"}
+
+
+def documented(field):
+    return set(re.findall(r"(?<!For )V\(([a-z_]+)\)", str(field["description"])))
+
+
+def test_every_reason_is_documented():
+    returned = yaml.safe_load(gpu_clear.RETURN)
+    assert documented(returned["reason"]) == REASONS_OF_A_LOOK
+    of_devices = documented(returned["gpus"]["contains"]["reason"]) - {"clear", "busy", "unknown", "error"}
+    assert set(_gpu_nvidia.CODES.values()) <= of_devices
+    assert of_devices | REASONS_OF_A_LOOK >= written(_gpu, _gpu_judge, _gpu_nvidia)
+
+
+DEFAULTS = {
+    **dict.fromkeys(("service", "unit", "gpus", "expected_gpus", "allowed_holders")),
+    "allow_no_gpu": False,
+    "memory_tolerance": 64,
+    "timeout": 0,
+    "interval": 1,
+    "confirmations": 2,
+}
+
+
+def test_the_mark_of_a_unit_needs_no_service(monkeypatch):
+    monkeypatch.setattr(_service, "names", lambda: ["qwen"])
+    monkeypatch.setattr(_service, "load", lambda _name: {"unit": "gpuops-qwen.service", "mark_gid": 987654})
+    assert gpu_clear.options_of(dict(DEFAULTS, unit="gpuops-qwen.service")).mark_gid == 987654
+    assert gpu_clear.options_of(dict(DEFAULTS, unit="gpuops-qwen")).mark_gid == 987654
+    assert gpu_clear.options_of(dict(DEFAULTS, unit="other.service")).mark_gid is None
+    assert gpu_clear.options_of(DEFAULTS).mark_gid is None

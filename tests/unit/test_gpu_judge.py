@@ -43,28 +43,28 @@ def look(used=3, processes=(), nodes=(), hidden=0, minor=0, error="", options=No
         ({"used": 64}, "clear", "idle"),
         ({"used": 65}, "busy", "held_by_unresolvable"),
         ({"used": 44003, "processes": [listed(10, 44000)]}, "busy", "held_by_process"),
-        # G2: memory in use and nobody in sight
+        # memory in use and nobody in sight
         ({"used": 44003}, "busy", "held_by_unresolvable"),
-        # G3: the driver lists a process that is not in the process table, even with no memory to show for it
+        # the driver lists a process that is not in the process table, even with no memory to show for it
         ({"processes": [listed(99, 0)]}, "busy", "held_by_unresolvable"),
         ({"processes": [listed(99, None)]}, "busy", "held_by_unresolvable"),
         ({"processes": [listed(10, 0)]}, "busy", "held_by_process"),
-        # G4: only the device node is open
+        # only the device node is open
         ({"nodes": [10]}, "clear", "idle"),
         ({"used": 500, "nodes": [10]}, "busy", "node_held_memory_in_use"),
         ({"used": None, "nodes": [10]}, "busy", "node_held_memory_unreadable"),
-        # G5: the driver does not tell the memory in use
+        # the driver does not tell the memory in use
         ({"used": None}, "clear", "judged_by_holders"),
         ({"used": None, "processes": [listed(10, None)]}, "busy", "held_by_process"),
         ({"used": None, "hidden": 3}, "unknown", "nodes_unreadable"),
         ({"used": None, "minor": None}, "unknown", "nodes_unreadable"),
         ({"used": None, "unreadable": {"compute": 3}}, "unknown", "processes_unreadable"),
         ({"used": None, "unreadable": {"mps": 13, "graphics": 3}}, "clear", "judged_by_holders"),
-        # G6: partitioned devices are not judged yet, and so never clear
+        # partitioned devices are not judged yet, and so never clear
         ({"mig": True}, "unknown", "partitioned"),
-        # G7: the device does not answer
+        # the device does not answer
         ({"reason": "gpu_lost", "detail": "the driver answers: GPU is lost (code 15)"}, "error", "gpu_lost"),
-        # G9: allowed holders are no obstacle, whatever else is
+        # allowed holders are no obstacle, whatever else is
         ({"processes": [listed(20, 30)], "used": 33}, "clear", "idle"),
         ({"processes": [listed(20, 300)], "used": 303}, "clear", "idle"),
         ({"nodes": [20]}, "clear", "idle"),
