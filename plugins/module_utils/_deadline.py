@@ -74,7 +74,3 @@ class StallWindow:
     @property
     def stalled(self) -> bool:
         return self.age >= self.seconds
-
-    @property
-    def remaining(self) -> float:
-        return min(max(0.0, self.seconds - self.age), self.deadline.remaining)
