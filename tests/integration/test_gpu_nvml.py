@@ -17,13 +17,11 @@ import time
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu, _gpu_nvidia, _service
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Options, read, wait_clear
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu import read
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
 from ansible_collections.gpuops.serving.plugins.modules import gpu_clear
-
-FAKES = pathlib.Path(__file__).resolve().parents[1] / "fakes" / "nvml"
+from gpu_host import FAKES, Lab, wait_for
 
 
 @pytest.fixture(scope="session")
@@ -33,64 +31,6 @@ def library(tmp_path_factory):
     path = folder / "libnvidia-ml.so.1"
     ctypes.CDLL(str(path))  # from now on the loader gives this one out for the name
     return path
-
-
-class Lab:
-    """One made-up machine: what the driver says, and processes that hold."""
-
-    def __init__(self, folder, library):
-        self.state, self.dev, self.sys = folder / "state", folder / "dev", folder / "sys"
-        for part in (self.state, self.state / "holders", self.state / "dead", self.dev, self.sys):
-            part.mkdir()
-        for name in ("nvidia0", "nvidia1", "nvidiactl"):
-            (self.dev / name).touch()
-        self.environment = dict(
-            os.environ,
-            FAKE_NVML_DIR=str(self.state),
-            FAKE_NVML_LIBRARY=str(library),
-            LD_LIBRARY_PATH=str(library.parent),
-        )
-        self.children = []
-
-    def scenario(self, **keys):
-        lines = ["%s=%s" % (key.replace("__", "."), value) for key, value in keys.items()]
-        (self.state / "scenario").write_text("\n".join(lines) + "\n")
-
-    def hold(self, *arguments, node=None, command=("sleep", "60"), groups=None):
-        words = [sys.executable, str(FAKES / "hold.py"), *arguments]
-        if node is not None:
-            words += ["--node", str(self.dev / node)]
-        child = subprocess.Popen([*words, "--", *command], env=self.environment, extra_groups=groups)
-        self.children.append(child)
-        wait_for(lambda: self._became(child, command))
-        return child
-
-    @staticmethod
-    def _became(child, command):
-        assert child.poll() is None
-        if ") Z " in pathlib.Path("/proc/%d/stat" % child.pid).read_text():
-            return True  # its main thread has ended already
-        return pathlib.Path("/proc/%d/cmdline" % child.pid).read_text().split("\0")[:-1] == list(command)
-
-    def end(self, child):
-        child.kill()
-        child.wait()
-
-    def look(self, limit=None, **options):
-        return read(Options(**options), limit, devices=str(self.dev), sys=str(self.sys))
-
-    def wait(self, timeout, **options):
-        def look(given, limit):
-            return read(given, limit, devices=str(self.dev), sys=str(self.sys))
-
-        return wait_clear(Options(**options), Deadline(timeout), look)
-
-
-def wait_for(condition):
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
