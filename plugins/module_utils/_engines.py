@@ -33,11 +33,15 @@ class Profile(t.NamedTuple):
     models_static: bool = True
     endpoints: t.Tuple[t.Tuple[str, str], ...] = (("completions", "/v1/completions"), ("chat", "/v1/chat/completions"))
     metrics: t.Optional[str] = None
+    # What makes the metrics appear where they are missing.
     metrics_remedy: str = ""
     running: t.Tuple[str, ...] = ()
     waiting: t.Tuple[str, ...] = ()
     kv_use: t.Tuple[str, ...] = ()
+    # Counters of what was generated, of what was read in, and of steps that did either.
     tokens: t.Tuple[str, ...] = ()
+    prompt_tokens: t.Tuple[str, ...] = ()
+    steps: t.Tuple[str, ...] = ()
     phases: Patterns = ()
     known: t.Mapping[str, str] = {}
 
@@ -84,7 +88,9 @@ PROFILES: t.Dict[str, Profile] = {
             waiting=("llamacpp:requests_deferred",),
             kv_use=("llamacpp:kv_cache_usage_ratio",),
             # tokens_predicted_total moves only when a request ends; n_decode_total moves with each step.
-            tokens=("llamacpp:n_decode_total", "llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total"),
+            tokens=("llamacpp:tokens_predicted_total",),
+            prompt_tokens=("llamacpp:prompt_tokens_total",),
+            steps=("llamacpp:n_decode_total",),
             phases=(
                 (r"load_model: loading model|loading model '", "loading_weights"),
                 (r"warming up the model", "warming_up"),
@@ -100,6 +106,8 @@ PROFILES: t.Dict[str, Profile] = {
                 "waiting": "live",
                 "kv_use": "issue, older builds only",
                 "tokens": "live",
+                "prompt_tokens": "live",
+                "steps": "live",
                 "phases": "live",
             },
         ),
@@ -109,10 +117,12 @@ PROFILES: t.Dict[str, Profile] = {
             health="/health",
             owned_by="vllm",
             metrics="/metrics",
+            metrics_remedy="start vLLM without --disable-log-stats",
             running=("vllm:num_requests_running",),
             waiting=("vllm:num_requests_waiting",),
             kv_use=("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-            tokens=("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),
+            tokens=("vllm:generation_tokens_total",),
+            prompt_tokens=("vllm:prompt_tokens_total",),
             phases=(
                 _WEIGHTS,
                 (r"torch\.compile|dynamo bytecode transform|compiling a graph", "compiling"),
@@ -131,6 +141,7 @@ PROFILES: t.Dict[str, Profile] = {
                 "waiting": "docs",
                 "kv_use": "docs",
                 "tokens": "live",
+                "prompt_tokens": "live",
                 "phases": "source",
             },
         ),
@@ -144,7 +155,8 @@ PROFILES: t.Dict[str, Profile] = {
             running=("sglang:num_running_reqs",),
             waiting=("sglang:num_queue_reqs",),
             kv_use=("sglang:token_usage",),
-            tokens=("sglang:generation_tokens_total", "sglang:prompt_tokens_total"),
+            tokens=("sglang:generation_tokens_total",),
+            prompt_tokens=("sglang:prompt_tokens_total",),
             phases=(
                 (r"init torch distributed", "initialising"),
                 _WEIGHTS,
@@ -163,6 +175,7 @@ PROFILES: t.Dict[str, Profile] = {
                 "waiting": "docs",
                 "kv_use": "docs",
                 "tokens": "docs",
+                "prompt_tokens": "docs",
                 "phases": "source",
             },
         ),
@@ -170,6 +183,7 @@ PROFILES: t.Dict[str, Profile] = {
             name="openai",
             title="OpenAI-compatible server",
             models_static=False,
+            metrics_remedy='name the engine in "engine"',
             phases=(_WEIGHTS, _GRAPHS, _STARTED),
             known={"models": "docs", "endpoints": "docs", "phases": "source"},
         ),

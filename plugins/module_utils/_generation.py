@@ -113,6 +113,10 @@ def probe(
         results = [row["result"] for row in rows if "result" in row]
         if results:
             found[name] = Side(**results[0])
+        elif outcome.status in ("ok", "error"):
+            # The probe itself broke. That is no word about the server, least of all that it took too long.
+            why = outcome.error or "it ended without an answer"
+            found[name] = Side("error_response", url, total=outcome.elapsed, error="the probe itself failed: %s" % why)
         else:
             answer = _http.unfinished(url, (row["note"] for row in rows), timeout)
             found[name] = Side("wedged", url, status=answer.status, total=timeout, error=answer.error)
@@ -174,8 +178,10 @@ def failure(answer: _http.Answer) -> t.Optional[t.Tuple[str, str]]:
     by_outcome = {
         "timeout": "wedged",
         "refused": "dead",
+        "hung_up": "error_response",
         "broken": "error_response",
         "too_large": "error_response",
+        "unreachable": "misconfigured",
         "unresolved": "misconfigured",
         "tls": "misconfigured",
         "redirected": "misconfigured",
@@ -197,7 +203,7 @@ def failure(answer: _http.Answer) -> t.Optional[t.Tuple[str, str]]:
 
 
 def judge(answer: _http.Answer, kind: str, model: t.Optional[str]) -> Side:
-    """What the answer to a one-token request proves."""
+    """What the answer to a one-token request proves. A usage that counts no token outweighs what looks like one."""
     side = Side("ok", answer.url, kind, answer.status, None, answer.elapsed)
     bad = failure(answer)
     if bad is not None:
@@ -215,6 +221,8 @@ def judge(answer: _http.Answer, kind: str, model: t.Optional[str]) -> Side:
             side.tokens = count
         if side.ttft is None and (_content(reply, kind) or (side.tokens or 0) >= 1):
             side.ttft = at
+    if side.tokens == 0:
+        side.ttft = None
     if not replies:
         side.verdict, side.error = "error_response", "the answer is not JSON: %s" % _excerpt(answer)
     elif model is not None and side.model is not None and not same_model(model, side.model):

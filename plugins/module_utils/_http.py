@@ -65,8 +65,9 @@ class Request(t.NamedTuple):
 class Answer:
     """What came back.
 
-    ``outcome`` is ``answered`` (a whole answer, of whatever status), ``timeout``, ``refused`` (nothing listens, or it
-    hung up without a word), ``unresolved``, ``tls``, ``broken`` (ended in the middle), ``too_large`` or ``redirected``.
+    ``outcome`` is ``answered`` (a whole answer, of whatever status), ``timeout``, ``refused`` (nothing listens),
+    ``unreachable`` (no route), ``hung_up`` (closed without a word), ``unresolved``, ``tls``, ``broken`` (ended in the
+    middle), ``too_large`` or ``redirected``. Only ``refused`` proves that no server is there.
     """
 
     url: str
@@ -259,10 +260,10 @@ def _explain(error: BaseException, answer: Answer) -> t.Tuple[str, str]:
     if errno.ECONNREFUSED in numbers:
         return "refused", "connection refused"
     if errno.EHOSTUNREACH in numbers or errno.ENETUNREACH in numbers:
-        return "refused", "no route to the host"
+        return "unreachable", "no route to the host"
     if answer.status is None and any(isinstance(cause, ConnectionError) for cause in causes):
-        # A forwarder whose engine is gone accepts and hangs up.
-        return "refused", "the connection was closed without an answer"
+        # A forwarder whose engine is gone does so, and so does an engine that is overloaded.
+        return "hung_up", "the connection was closed without an answer"
     if answer.status is None:
         return "broken", "the answer is not HTTP: %s" % type(causes[-1]).__name__
     return "broken", "the answer ended in the middle, after status %d" % answer.status

@@ -10,17 +10,23 @@ import math
 import re
 import typing as t
 
-from . import _http
-from ._deadline import Deadline
+from . import _http, _limits
+from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
 
-__all__ = ("IdleWait", "Load", "Reading", "load_of", "moved", "parse", "read", "reading_of", "wait_idle")
+__all__ = ("IdleWait", "Load", "Reading", "drain", "load_of", "moved", "others", "parse", "read", "wait_idle")
 
 Samples = t.Dict[str, t.List[float]]
 
 # Exposition format: NAME{labels} VALUE [timestamp]. A label value may hold braces and escaped quotes.
 SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z')
 CONFIRMATIONS = 2
+LOOK = 10.0  # an engine in a long step may take seconds to answer for its metrics
+# The most that one request for one token can add: to the tokens generated, to the steps, to the tokens read in. A token
+# of a prompt has at least a byte, and what a chat template adds around it is short.
+OWN_TOKENS = 1
+OWN_STEPS, STEP_BYTES = 4, 256
+TEMPLATE_TOKENS = 512
 
 
 class Load(t.NamedTuple):
@@ -41,7 +47,10 @@ class Load(t.NamedTuple):
 
 
 class Reading(t.NamedTuple):
-    """One look at the metrics: the load, or why there is none (``absent`` or ``unknown``)."""
+    """One look at the metrics: the load, or why there is none.
+
+    ``absent``: nothing listens. ``unmeasured``: the server answers, and will never say. ``unknown``: not this time.
+    """
 
     load: t.Optional[Load]
     why: str = ""
@@ -75,7 +84,11 @@ def load_of(profile: Profile, samples: Samples) -> Load:
         running=None if running is None else sum(running),
         waiting=None if waiting is None else sum(waiting),
         kv_use=None if kv_use is None else max(kv_use),
-        tokens={name: sum(samples[name]) for name in profile.tokens if name in samples},
+        tokens={
+            name: sum(samples[name])
+            for name in (*profile.tokens, *profile.prompt_tokens, *profile.steps)
+            if name in samples
+        },
     )
 
 
@@ -89,31 +102,56 @@ def moved(before: t.Optional[Load], after: t.Optional[Load]) -> t.Optional[bool]
     return any(before.tokens[name] != after.tokens[name] for name in names)
 
 
+def others(
+    profile: Profile, before: t.Optional[Load], after: t.Optional[Load], requests: int, prompt_bytes: int
+) -> t.Optional[bool]:
+    """Whether the counters moved by more than ``requests`` of our own can have moved them; None without counters.
+
+    An engine that wedges after it has read our prompt in has counted that prompt, and maybe its first token.
+    """
+    if before is None or after is None:
+        return None
+    own = dict.fromkeys(profile.tokens, OWN_TOKENS)
+    own.update(dict.fromkeys(profile.steps, OWN_STEPS + prompt_bytes // STEP_BYTES))
+    own.update(dict.fromkeys(profile.prompt_tokens, TEMPLATE_TOKENS + prompt_bytes))
+    names = set(own) & set(before.tokens) & set(after.tokens)
+    if not names:
+        return None
+    return any(after.tokens[name] - before.tokens[name] > own[name] * requests for name in names)
+
+
 def reading_of(profile: Profile, answer: _http.Answer) -> Reading:
     """What an answer to the request for the metrics says."""
     if answer.outcome == "refused":
         return Reading(None, "absent", "nothing answers at %s: %s" % (answer.url, answer.error))
     if answer.outcome != "answered":
         return Reading(None, "unknown", "%s: %s" % (answer.url, answer.error))
+    remedy = ": " + profile.metrics_remedy if profile.metrics_remedy else ""
     if answer.status != 200:
-        remedy = "" if answer.status in (401, 403) or not profile.metrics_remedy else ": " + profile.metrics_remedy
-        return Reading(None, "unknown", "%s answers with status %s%s" % (answer.url, answer.status, remedy))
+        error = "%s answers with status %s" % (answer.url, answer.status)
+        if answer.status in (401, 403):
+            return Reading(None, "unmeasured", error + ": the API key is refused")
+        if answer.status in (404, 405, 501):
+            return Reading(None, "unmeasured", error + remedy)
+        return Reading(None, "unknown", error)
     load = load_of(profile, parse(answer.body))
     for names, value in ((profile.running, load.running), (profile.waiting, load.waiting)):
         if names and value is None:
-            return Reading(None, "unknown", "%s has no metric %s" % (answer.url, " or ".join(names)))
+            error = "%s has no metric %s" % (answer.url, " or ".join(names))
+            return Reading(None, "unmeasured", error + remedy)
     return Reading(load)
 
 
 def read(profile: Profile, url: str, access: _http.Access, timeout: float) -> Reading:
     """One look at the metrics of an engine."""
-    if profile.metrics is None:
-        # Whether anything listens at all can still be told.
-        answer = _http.fetch(_http.Request("GET", _http.join(url, profile.models)), access, timeout)
-        if answer.outcome == "refused":
-            return reading_of(profile, answer)
-        return Reading(None, "unknown", 'the engine profile "%s" knows no metrics' % profile.name)
-    return reading_of(profile, _http.fetch(_http.Request("GET", _http.join(url, profile.metrics)), access, timeout))
+    if profile.metrics is not None:
+        return reading_of(profile, _http.fetch(_http.Request("GET", _http.join(url, profile.metrics)), access, timeout))
+    # Whether anything listens at all can still be told.
+    answer = _http.fetch(_http.Request("GET", _http.join(url, profile.models)), access, timeout)
+    if answer.outcome == "refused":
+        return reading_of(profile, answer)
+    remedy = ": " + profile.metrics_remedy if profile.metrics_remedy else ""
+    return Reading(None, "unmeasured", 'the engine profile "%s" knows no metrics%s' % (profile.name, remedy))
 
 
 class IdleWait(t.NamedTuple):
@@ -125,6 +163,34 @@ class IdleWait(t.NamedTuple):
     readings: int
     still_for: t.Optional[float] = None  # seconds without a token for anybody, where counters tell
 
+    def as_dict(self) -> t.Dict[str, t.Any]:
+        return {
+            "verdict": self.verdict,
+            "msg": self.msg,
+            "load": None if self.load is None else self.load.as_dict(),
+            "still_for": None if self.still_for is None else round(self.still_for, 1),
+            "readings": self.readings,
+        }
+
+
+def drain(
+    profile: Profile,
+    url: str,
+    access: _http.Access,
+    timeout: float,
+    interval: float,
+    tick: t.Callable[[], None] = lambda: None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> IdleWait:
+    """Wait until an engine is idle, within ``timeout`` seconds and one look."""
+    _limits.at_least(0, timeout=timeout)
+    _limits.at_least(0.01, interval=interval)
+
+    def look(left: float) -> Reading:
+        return read(profile, url, access, min(LOOK, left))
+
+    return wait_idle(look, Deadline(timeout, clock), interval, tick)
+
 
 def wait_idle(
     look: t.Callable[[float], Reading],
@@ -134,9 +200,10 @@ def wait_idle(
 ) -> IdleWait:
     """Idle is two looks in a row with nothing running, nothing waiting, and token counters that stood still between.
 
-    A gauge alone is weak: engines are known that report zero while they are wedged with requests inside.
+    A gauge alone is weak: engines are known that report zero while they are wedged with requests inside. Nobody who
+    listens and nothing to read are believed at the second look in a row too, and end the wait.
     """
-    quiet, readings = 0, 0
+    word, same, readings = "", 0, 0
     before: t.Optional[Load] = None
     still_since: t.Optional[float] = None
     last_chance = False
@@ -145,21 +212,17 @@ def wait_idle(
         last = look(max(deadline.remaining, 1.0))
         readings += 1
         load = last.load
-        if last.why == "absent":
-            return IdleWait("absent", "there is nothing to drain: %s" % last.error, None, readings)
-        if load is None or not load.quiet:
-            quiet = 0
-        elif moved(before, load):
-            quiet = 1
-        else:
-            quiet += 1
+        seen = last.why if load is None else "idle" if load.quiet else ""
+        again = seen == word and not (seen == "idle" and moved(before, load))
+        word, same = seen, same + 1 if again else 1
+        settled = word in ("idle", "absent", "unmeasured")
         if moved(before, load) is not False:
             still_since = deadline.clock.monotonic() if load is not None and load.tokens else None
-        if quiet >= CONFIRMATIONS:
-            return IdleWait("idle", "the engine is idle: nothing runs and nothing waits", load, readings)
-        if last_chance or (deadline.expired and not quiet):
+        if settled and same >= CONFIRMATIONS:
+            return _settled(word, last, readings)
+        if last_chance or (deadline.expired and not settled):
             break
-        # A first quiet look at the very end is confirmed by one more, which costs one interval.
+        # A first look of that kind at the very end is confirmed by one more, which costs one interval.
         last_chance = deadline.expired
         before = load
         deadline.clock.sleep(interval if last_chance else deadline.clamp(interval))
@@ -167,6 +230,14 @@ def wait_idle(
         return IdleWait("unknown", "it is not known whether the engine is idle: %s" % last.error, None, readings)
     still_for = None if still_since is None else deadline.clock.monotonic() - still_since
     return IdleWait("busy", _busy(last.load, deadline.seconds), last.load, readings, still_for)
+
+
+def _settled(word: str, last: Reading, readings: int) -> IdleWait:
+    if word == "idle":
+        return IdleWait("idle", "the engine is idle: nothing runs and nothing waits", last.load, readings)
+    if word == "absent":
+        return IdleWait("absent", "there is nothing to drain: %s" % last.error, None, readings)
+    return IdleWait("unknown", "whether the engine is idle cannot be known: %s" % last.error, None, readings)
 
 
 def _busy(load: Load, seconds: float) -> str:

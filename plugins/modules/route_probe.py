@@ -15,7 +15,7 @@ description:
   - A timeout is a failure. What has not answered within O(timeout) is cut off and its connection closed, so that
     probes never pile up, whatever the server does.
   - Proof of a token is a count of one in the usage, or a token in the answer. The first token of a healthy engine may
-    decode to an empty text.
+    decode to an empty text. A usage that counts no token outweighs whatever else the answer holds.
   - Nothing is changed. In check mode the probe is made all the same.
 requirements:
   - requests on the managed host. The role P(gpuops.serving.host_agent#role) installs it.
@@ -48,7 +48,7 @@ options:
     type: str
   timeout:
     description:
-      - Hard limit in seconds of one attempt, whatever the servers do.
+      - Hard limit in seconds of one attempt, whatever the servers do. At least V(0.1).
       - An attempt that ran into it is the last.
     type: float
     default: 30
@@ -113,12 +113,13 @@ verdict:
     - V(ok), or V(slow), which fails only when a limit was set.
     - V(route_broken) when the engine generates and the route does not.
     - V(wedged) when no whole answer came in time; V(busy) when none came but the token counters of the engine moved
-      meanwhile, or when it said that it is overloaded; V(dead) when nothing listens or the connection was closed
-      without an answer.
+      meanwhile by more than the probe itself can have moved them, or when it said that it is overloaded; V(dead) when
+      nothing listens.
     - V(wrong_model) when another model answered or the server does not have it; V(empty_response) when the answer holds
-      no token; V(error_response) for any other answer that is not a good one; V(auth_error) for status 401 or 403.
-    - V(misconfigured) when the URL leads to something else, such as a web page, another host, an unknown name, or a
-      server whose certificate is not trusted.
+      no token; V(error_response) for any other answer that is not a good one, a connection that was closed without one,
+      or a probe that itself failed; V(auth_error) for status 401 or 403.
+    - V(misconfigured) when the URL leads to something else, such as a web page, another host, an unknown name, a host
+      to which there is no route, or a server whose certificate is not trusted.
   type: str
   returned: always
   sample: route_broken
@@ -186,7 +187,9 @@ counters:
       type: dict
       sample: {"vllm:generation_tokens_total": 1925.0}
     moved:
-      description: Whether they moved, or null when that is not known.
+      description:
+        - Whether they moved by more than the probe itself can have moved them. Null when that is not known, or when
+          there was an answer.
       type: bool
       sample: true
 attempts:
@@ -212,115 +215,28 @@ elapsed:
   sample: 0.151
 """
 
-import typing as t
-
 from ansible_collections.gpuops.serving.plugins.module_utils import (
     _ansible,
     _engines,
     _generation,
     _http,
     _lease,
-    _load,
+    _probe,
 )
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import SYSTEM_CLOCK, Deadline
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
-
-
-def urls_of(params: _ansible.Result) -> t.Dict[str, str]:
-    """The sides to probe; the definition counts only when the caller names none."""
-    url, route_url = params["url"], params["route_url"]
-    if not url and not route_url:
-        definition = params.get("definition") or {}
-        url, route_url = definition.get("url"), definition.get("route_url")
-    sides = {_generation.DIRECT: url, _generation.ROUTE: route_url}
-    found = {name: value for name, value in sides.items() if value}
-    if not found:
-        raise UsageError('there is nothing to probe: give "url" or "route_url"')
-    return found
-
-
-def attempt(
-    sides: t.Mapping[str, str],
-    question: _generation.Question,
-    access: _http.Access,
-    params: _ansible.Result,
-    tick: t.Callable[[], None],
-) -> t.Tuple[str, str, t.Dict[str, t.Any]]:
-    """One probe of all sides, with the engine's own counters as a witness."""
-    deadline = Deadline(params["timeout"])
-    # Counters are read within the hard total: a small share of it before the probe and one after.
-    share = min(2.0, params["timeout"] / 10)
-    counted = question.profile.metrics is not None and _generation.DIRECT in sides
-    before = after = None
-    if counted:
-        before = _load.read(question.profile, sides[_generation.DIRECT], access, share).load
-    found = _generation.probe(sides, question, access, deadline.remaining - (share if counted else 0.0), tick)
-    direct, route = found.get(_generation.DIRECT), found.get(_generation.ROUTE)
-    if counted and direct is not None and direct.verdict == "wedged":
-        after = _load.read(question.profile, sides[_generation.DIRECT], access, share).load
-        if _load.moved(before, after):
-            direct.verdict = "busy"
-            direct.error += ", while the engine generated for others"
-    for side in found.values():
-        _generation.slow(side, params["max_ttft"], params["max_total"], params["timeout"] / 2)
-    verdict, msg = _generation.overall(direct, route)
-    counters = None
-    if counted:
-        counters = {
-            "before": None if before is None else dict(before.tokens),
-            "after": None if after is None else dict(after.tokens),
-            "moved": _load.moved(before, after),
-        }
-    return (
-        verdict,
-        msg,
-        {
-            "verdict": verdict,
-            "direct": None if direct is None else direct.as_dict(),
-            "route": None if route is None else route.as_dict(),
-            "counters": counters,
-        },
-    )
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
     params = ctx.params
-    for name, least in (("timeout", 0.1), ("interval", 0), ("count", 1)):
-        if params[name] < least:
-            raise UsageError('"%s" must be at least %s, not %s' % (name, least, params[name]))
-    sides = urls_of(params)
-    question = _generation.Question(
-        _engines.get(params["engine"]), params["model"], params["endpoint"], params["prompt"]
+    found = _probe.run(
+        _probe.sides_of(params["url"], params["route_url"], params.get("definition") or {}),
+        _generation.Question(_engines.get(params["engine"]), params["model"], params["endpoint"], params["prompt"]),
+        _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"]),
+        _probe.Policy(params["timeout"], params["max_ttft"], params["max_total"], params["count"], params["interval"]),
+        _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"]),
     )
-    access = _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
-    keep = _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"])
-    began = SYSTEM_CLOCK.monotonic()
-    rounds = []
-    for number in range(params["count"]):
-        if number:
-            SYSTEM_CLOCK.sleep(params["interval"])
-        keep()
-        rounds.append(attempt(sides, question, access, params, keep))
-        if any((rounds[-1][2][side] or {}).get("verdict") in ("wedged", "busy") for side in ("direct", "route")):
-            break  # what timed out may live on in the server
-    verdict = _generation.worst(word for word, _msg, _row in rounds)
-    msg = next(text for word, text, _row in rounds if word == verdict)
-    last = rounds[-1][2]
-    result = {
-        "verdict": verdict,
-        "msg": msg,
-        "direct": last["direct"],
-        "route": last["route"],
-        "counters": last["counters"],
-        "attempts": [{key: row[key] for key in ("verdict", "direct", "route")} for _word, _msg, row in rounds],
-        "elapsed": round(SYSTEM_CLOCK.monotonic() - began, 3),
-    }
-    if verdict == "slow":
-        if params["max_ttft"] is not None or params["max_total"] is not None:
-            result["ok"] = False
-        else:
-            ctx.warn(msg)
-    return result
+    if found.ok and found.verdict == "slow":
+        ctx.warn(found.msg)
+    return found.as_dict()
 
 
 def main() -> None:

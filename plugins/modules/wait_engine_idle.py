@@ -33,6 +33,8 @@ options:
     description:
       - The profile of the engine. Default is that of O(service), else V(openai).
       - V(openai) knows no metrics, so that the answer is V(unknown) while the server runs.
+      - SGLang has metrics only with C(--enable-metrics), llama.cpp only with C(--metrics), vLLM always, except with
+        C(--disable-log-stats).
     type: str
     choices: [llama_cpp, vllm, sglang, openai]
   timeout:
@@ -42,7 +44,7 @@ options:
     type: float
     default: 300
   interval:
-    description: Seconds between two looks.
+    description: Seconds between two looks. At least V(0.01).
     type: float
     default: 0.5
   run_id:
@@ -73,8 +75,10 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description:
-    - V(idle), or V(absent) when nothing listens, so that there is nothing to drain. That says nothing of processes.
-    - V(busy) when work was left at the end; V(unknown) when the metrics cannot be read.
+    - V(idle), or V(absent) when connections were refused at two looks in a row, so that there is nothing to drain. That
+      says nothing of processes. A connection that is closed without an answer proves nothing, and is V(unknown).
+    - V(busy) when work was left at the end; V(unknown) when the metrics could not be read. Without metrics at two looks
+      in a row it is V(unknown) at once, and the message says what turns them on.
   type: str
   returned: always
   sample: idle
@@ -125,31 +129,24 @@ elapsed:
 """
 
 from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _engines, _http, _lease, _load
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import SYSTEM_CLOCK
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
-
-LOOK = 10.0  # an engine in a long step may take seconds to answer for its metrics
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
     params = ctx.params
     if not params["url"]:
         raise UsageError('there is nothing to look at: give "url", or a service whose definition has one')
-    profile = _engines.get(params["engine"])
-    access = _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
-    keep = _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"])
-    deadline = Deadline(0 if ctx.check_mode else params["timeout"])
-    found = _load.wait_idle(
-        lambda left: _load.read(profile, params["url"], access, min(LOOK, left)), deadline, params["interval"], keep
+    began = SYSTEM_CLOCK.monotonic()
+    found = _load.drain(
+        _engines.get(params["engine"]),
+        params["url"],
+        _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"]),
+        0 if ctx.check_mode else params["timeout"],
+        params["interval"],
+        _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"]),
     )
-    return {
-        "verdict": found.verdict,
-        "msg": found.msg,
-        "load": None if found.load is None else found.load.as_dict(),
-        "still_for": None if found.still_for is None else round(found.still_for, 1),
-        "readings": found.readings,
-        "elapsed": round(deadline.elapsed, 3),
-    }
+    return dict(found.as_dict(), elapsed=round(SYSTEM_CLOCK.monotonic() - began, 3))
 
 
 def main() -> None:

@@ -40,6 +40,7 @@ BUGS = (
     "endless",
     "redirect",
     "hang_up",
+    "hang_later",  # like hang_post, but after the prompt has been read in and one token was made
     "busy",  # like hang_post, but the token counters move
     "no_stream",  # streaming requests are refused with status 400
 )
@@ -52,9 +53,9 @@ TITLES = {
 }
 OWNERS = {"sglang": "sglang", "vllm": "vllm", "llama_cpp": "llamacpp", "openai": "somebody"}
 METRICS = {
-    "sglang": ("sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:generation_tokens_total"),
-    "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:generation_tokens_total"),
-    "llama_cpp": ("llamacpp:requests_processing", "llamacpp:requests_deferred", "llamacpp:n_decode_total"),
+    "sglang": ("num_running_reqs", "num_queue_reqs", "generation_tokens_total", "prompt_tokens_total"),
+    "vllm": ("num_requests_running", "num_requests_waiting", "generation_tokens_total", "prompt_tokens_total"),
+    "llama_cpp": ("requests_processing", "requests_deferred", "n_decode_total", "prompt_tokens_total"),
 }
 LOAD_LINES = {
     "sglang": ("Init torch distributed begin.", "Load weight begin. avail mem=44.9 GB", "Load weight end."),
@@ -87,27 +88,17 @@ class State:
         self.options = options
         self.ready = threading.Event()
         self.lock = threading.Lock()
-        self.slots = threading.Semaphore(options.slots)
         self.running = 0
-        self.waiting = 0
         self.tokens = 0
+        self.prompt = 0
         self.draining = False
+        self.bug = str(options.bug)
 
-    @property
-    def bug(self) -> str:
-        if self.options.bug_file:
-            try:
-                with open(self.options.bug_file, encoding="utf-8") as handle:
-                    return handle.read().strip()
-            except OSError:
-                return ""
-        return str(self.options.bug)
-
-    def add(self, running: int = 0, waiting: int = 0, tokens: int = 0) -> None:
+    def add(self, running: int = 0, tokens: int = 0, prompt: int = 0) -> None:
         with self.lock:
             self.running += running
-            self.waiting += waiting
             self.tokens += tokens
+            self.prompt += prompt
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -115,8 +106,7 @@ class Handler(BaseHTTPRequestHandler):
     state: State
 
     def log_message(self, format: str, *args: t.Any) -> None:
-        if self.state.options.access_log:
-            say('127.0.0.1 - "%s"' % (format % args))
+        """An access log would count as movement."""
 
     def do_GET(self) -> None:
         state, path = self.state, self.path.split("?")[0]
@@ -134,9 +124,10 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/metrics" and state.options.engine in METRICS and not state.options.no_metrics:
             if state.bug == "busy":
                 state.add(tokens=7)
-            values = (state.running, state.waiting, state.tokens)
-            names = METRICS[state.options.engine]
-            text = "".join('%s{model_name="m"} %d\n' % pair for pair in zip(names, values))
+            values = (state.running, 0, state.tokens, state.prompt)
+            prefix = state.options.engine.replace("_", "")
+            rows = zip(METRICS[state.options.engine], values)
+            text = "".join('%s:%s{model_name="m"} %d\n' % (prefix, *row) for row in rows)
             self._send(200, "# HELP x y\n" + text, "text/plain; version=0.0.4")
         else:
             self._send(404, json.dumps({"detail": "Not Found"}))
@@ -148,7 +139,9 @@ class Handler(BaseHTTPRequestHandler):
             self._send(401, json.dumps({"error": {"message": "Invalid API Key"}}))
         elif self.path not in ("/v1/completions", "/v1/chat/completions"):
             self._send(404, json.dumps({"detail": "Not Found"}))
-        elif bug in ("hang_post", "busy") or not state.ready.is_set():
+        elif bug in ("hang_post", "hang_later", "busy") or not state.ready.is_set():
+            if bug == "hang_later":
+                state.add(prompt=40, tokens=1)
             time.sleep(3600)
         elif bug.startswith("error_") or (bug == "no_stream" and body.get("stream")):
             status = 400 if bug == "no_stream" else int(bug[6:])
@@ -163,17 +156,15 @@ class Handler(BaseHTTPRequestHandler):
         return not key or self.headers.get("authorization") == "Bearer " + key
 
     def _misbehave(self, bug: str, body: t.Dict[str, t.Any]) -> None:
-        if bug == "headers_only":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n")
+        if bug in ("headers_only", "endless"):
+            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
+            while bug == "endless":
+                self.wfile.write(b" " * 65536)
             time.sleep(3600)
         elif bug == "trickle":
             for _ in range(3600):
                 self.wfile.write(b"H")
                 time.sleep(1)
-        elif bug == "endless":
-            self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n")
-            while True:
-                self.wfile.write(b" " * 65536)
         elif bug == "redirect":
             self.send_response(307)
             self.send_header("Location", self.state.options.redirect_to)
@@ -188,13 +179,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _generate(self, body: t.Dict[str, t.Any]) -> None:
         state, bug = self.state, self.state.bug
-        state.add(waiting=1)
-        with state.slots:
-            state.add(waiting=-1, running=1)
-            try:
-                self._tokens(body, bug, int(body.get("max_tokens") or 16))
-            finally:
-                state.add(running=-1)
+        state.add(running=1)
+        try:
+            self._tokens(body, bug, int(body.get("max_tokens") or 16))
+        finally:
+            state.add(running=-1)
 
     def _tokens(self, body: t.Dict[str, t.Any], bug: str, count: int) -> None:
         state = self.state
@@ -280,24 +269,20 @@ def load(options: argparse.Namespace) -> None:
 
 
 def die_later(options: argparse.Namespace) -> None:
-    if options.crash_after is None:
-        return
-
     def die() -> None:
-        time.sleep(options.crash_after)
         if options.last_words:
             say(options.last_words)
         os._exit(options.exit_code)
 
-    threading.Thread(target=die, daemon=True).start()
+    if options.crash_after is not None:
+        threading.Timer(options.crash_after, die).start()
 
 
 def scheduler(options: argparse.Namespace) -> int:
     """A scheduler: load, say so to the front, then stay until told to end, or for ever."""
     if options.worker_on_term == "ignore":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if not options.plain_titles:
-        set_title(TITLES[options.engine][1] % options.number)
+    set_title(TITLES[options.engine][1] % options.number)
     load(options)
     os.write(options.ready_fd, b"r")
     while True:
@@ -329,10 +314,8 @@ def watch(options: argparse.Namespace, state: State, reader: int) -> None:
         if loaded == options.workers:
             say("The server is fired up and ready to roll!")
             state.ready.set()
-    if options.on_worker_death == "exit":
-        say("Received sigquit from a child proces. It usually means the child failed.")
-        os._exit(1)
-    state.options.bug, state.options.bug_file = "hang_post", None
+    say("Received sigquit from a child proces. It usually means the child failed.")
+    os._exit(1)
 
 
 def front(options: argparse.Namespace) -> int:
@@ -344,8 +327,8 @@ def front(options: argparse.Namespace) -> int:
         threading.Thread(target=leave, daemon=True).start()
 
     def leave() -> None:
-        while options.on_term == "drain" and state.running + state.waiting:
-            say("Gracefully exiting... remaining number of requests %d" % (state.running + state.waiting))
+        while options.on_term == "drain" and state.running:
+            say("Gracefully exiting... remaining number of requests %d" % (state.running))
             time.sleep(0.2)
         for child in children:
             child.terminate()
@@ -362,8 +345,7 @@ def front(options: argparse.Namespace) -> int:
                 children.append(child)
         os.close(writer)
         threading.Thread(target=watch, args=(options, state, reader), daemon=True).start()
-    if not options.plain_titles:
-        set_title(TITLES[options.engine][0])
+    set_title(TITLES[options.engine][0])
     if not options.workers:
         if options.engine == "llama_cpp":
             threading.Thread(target=lambda: (load(options), state.ready.set()), daemon=True).start()
@@ -391,33 +373,24 @@ def main() -> int:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--api-key")
     parser.add_argument("--no-metrics", action="store_true")
-    parser.add_argument("--access-log", action="store_true")
     parser.add_argument("--load", type=float, default=0.5, help="seconds that loading takes")
     parser.add_argument("--log", choices=["normal", "silent", "repeat", "tqdm"], default="normal")
     parser.add_argument("--burn", action="store_true", help="keep a core busy while loading")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--topology", choices=["child", "session", "daemon"], default="child")
     parser.add_argument("--wrapper", help="command that the schedulers are started through, such as gpu-hold ... --")
-    parser.add_argument("--plain-titles", action="store_true")
     parser.add_argument("--on-term", choices=["exit", "drain", "ignore"], default="exit")
     parser.add_argument("--worker-on-term", choices=["exit", "ignore"], default="exit")
-    parser.add_argument("--on-worker-death", choices=["exit", "hang"], default="exit")
     parser.add_argument("--crash-after", type=float)
     parser.add_argument("--exit-code", type=int, default=1)
     parser.add_argument("--last-words")
     parser.add_argument("--token-delay", type=float, default=0.01)
-    parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--bug", choices=BUGS, default="")
-    parser.add_argument("--bug-file", help="file that holds the name of the present bug, read at each request")
     parser.add_argument("--redirect-to", default="http://localhost:1/v1/completions")
-    parser.add_argument("--pid-file", help="file to which each process of the tree adds its pid")
     parser.add_argument("--role", choices=["front", "scheduler"], default="front")
     parser.add_argument("--number", type=int, default=0)
     parser.add_argument("--ready-fd", type=int, default=-1)
     options = parser.parse_args()
-    if options.pid_file:
-        with open(options.pid_file, "a", encoding="utf-8") as handle:
-            handle.write("%d\n" % os.getpid())
     return scheduler(options) if options.role == "scheduler" else front(options)
 
 

@@ -18,9 +18,8 @@ import typing as t
 
 import psutil
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _generation, _http, _load
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
-from ansible_collections.gpuops.serving.plugins.modules import route_probe
+from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _generation, _http, _load, _probe
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 ENGINE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fakes", "engine.py")
 SGLANG = _engines.PROFILES["sglang"]
@@ -62,10 +61,9 @@ def engine(*arguments: str, port: int = 0) -> t.Iterator[str]:
 def ask(
     url: t.Optional[str], route: t.Optional[str] = None, timeout: float = LIMIT, **access: t.Any
 ) -> t.Tuple[str, str, t.Dict[str, t.Any]]:
-    sides = {name: value for name, value in (("direct", url), ("route", route)) if value}
-    params = {"timeout": timeout, "max_ttft": None, "max_total": None}
     question = _generation.Question(SGLANG, "tiny")
-    return route_probe.attempt(sides, question, _http.Access(**access), params, lambda: None)
+    found = _probe.run(_probe.sides_of(url, route, {}), question, _http.Access(**access), _probe.Policy(timeout))
+    return found.verdict, found.msg, found.as_dict()
 
 
 @pytest.mark.parametrize(
@@ -82,10 +80,11 @@ def ask(
         ("html", "misconfigured", 200),
         ("wrong_model", "wrong_model", 200),
         ("redirect", "misconfigured", 307),
+        ("hang_later", "wedged", None),
         ("busy", "busy", None),
         ("endless", "error_response", 200),
         ("empty", "empty_response", 200),
-        ("hang_up", "dead", None),
+        ("hang_up", "error_response", None),
     ],
 )
 def test_each_kind_of_misbehaviour_has_its_verdict_within_the_limit(
@@ -208,24 +207,91 @@ def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) ->
         assert ask(url)[0] == "ok"
 
 
+def test_our_own_prompt_and_token_are_no_sign_of_others() -> None:
+    with engine("--bug", "hang_later") as url:
+        word, _msg, row = ask(url, url)
+        before, after = row["counters"]["before"], row["counters"]["after"]
+        assert after["sglang:generation_tokens_total"] - before["sglang:generation_tokens_total"] == 2
+        assert after["sglang:prompt_tokens_total"] - before["sglang:prompt_tokens_total"] == 80
+        assert (word, row["counters"]["moved"]) == ("wedged", False)
+
+
+def test_the_gravest_attempt_counts_and_one_that_timed_out_is_the_last() -> None:
+    question, access = _generation.Question(SGLANG, "tiny"), _http.Access()
+    with engine() as url:
+        found = _probe.run({"direct": url}, question, access, _probe.Policy(LIMIT, count=3, interval=0))
+        assert (found.verdict, len(found.attempts), found.ok) == ("ok", 3, True)
+        slow = _probe.run({"direct": url}, question, access, _probe.Policy(LIMIT, max_total=0.001))
+        assert (slow.verdict, slow.ok) == ("slow", False)
+    with engine("--bug", "hang_post") as url:
+        found = _probe.run({"direct": url}, question, access, _probe.Policy(0.5, count=3, interval=0))
+        assert (found.verdict, len(found.attempts), found.ok) == ("wedged", 1, False)
+
+
+@pytest.mark.parametrize("limits", [{"timeout": 0}, {"count": 0}, {"interval": -1}, {"max_ttft": 0}, {"max_total": -1}])
+def test_limits_that_are_none_are_refused_before_anything_is_asked(limits: t.Dict[str, t.Any]) -> None:
+    with pytest.raises(UsageError):
+        _probe.run({"direct": "http://h"}, _generation.Question(SGLANG), _http.Access(), _probe.Policy(**limits))
+
+
+def drain(url: str, timeout: float, engine_name: str = "sglang") -> _load.IdleWait:
+    return _load.drain(_engines.PROFILES[engine_name], url, _http.Access(), timeout, 0.1)
+
+
 def test_idle_waits_for_the_last_request_and_sees_an_engine_that_is_gone() -> None:
     with engine("--token-delay", "0.05") as url:
 
         def generate() -> None:
             body = {"model": "tiny", "prompt": "x", "max_tokens": 20}
             _http.fetch(_http.Request("POST", url + "/v1/completions", body), _http.Access(), 10)
+            ended.append(time.monotonic())
 
-        def wait(timeout: float) -> str:
-            def look(left: float) -> _load.Reading:
-                return _load.read(SGLANG, url, _http.Access(), left)
-
-            return _load.wait_idle(look, Deadline(timeout), 0.1).verdict
-
-        assert wait(0) == "idle"
+        ended: t.List[float] = []
+        assert drain(url, 0).verdict == "idle"
         client = threading.Thread(target=generate)
         client.start()
         until(lambda: (_load.read(SGLANG, url, _http.Access(), 1).load or _load.Load()).running == 1)
-        assert wait(0) == "busy"
-        assert wait(10) == "idle"
-        assert not client.is_alive() or client.join(0.5) is None
-    assert wait(5) == "absent"
+        assert drain(url, 0).verdict == "busy"
+        assert drain(url, 10).verdict == "idle"
+        idle = time.monotonic()
+        client.join(5)
+        # The client hears of its end a moment after the engine is done with it.
+        assert ended[0] < idle + 0.4
+    assert drain(url, 5).verdict == "absent"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "profile", "remedy"),
+    [
+        (["--no-metrics"], "sglang", "start SGLang with --enable-metrics"),
+        (["--engine", "llama_cpp", "--no-metrics"], "llama_cpp", "start llama-server with --metrics"),
+        (["--engine", "openai"], "openai", 'name the engine in "engine"'),
+    ],
+)
+def test_an_engine_without_metrics_is_not_waited_for(arguments: t.List[str], profile: str, remedy: str) -> None:
+    with engine(*arguments) as url:
+        began = time.monotonic()
+        found = drain(url, 30, profile)
+        assert (found.verdict, found.readings) == ("unknown", 2)
+        assert found.msg.endswith(": " + remedy)
+        assert time.monotonic() - began < 5
+    assert drain(url, 5, profile).verdict == "absent"
+
+
+def test_a_server_that_hangs_up_is_there() -> None:
+    with socket.socket() as rude:
+        rude.bind(("127.0.0.1", 0))
+        rude.listen(5)
+
+        def serve() -> None:
+            while True:
+                try:
+                    rude.accept()[0].close()
+                except OSError:
+                    return
+
+        threading.Thread(target=serve, daemon=True).start()
+        url = "http://127.0.0.1:%d" % rude.getsockname()[1]
+        assert drain(url, 0.5).verdict == "unknown"
+        assert ask(url)[0] == "error_response"
+        rude.shutdown(socket.SHUT_RDWR)

@@ -9,6 +9,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import _engines
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 SUBJECTS = ("health", "owned_by", "metrics", "running", "waiting", "kv_use", "tokens", "phases", "models", "endpoints")
+SUBJECTS += ("prompt_tokens", "steps")
 
 
 @pytest.mark.parametrize("name", sorted(_engines.PROFILES))
@@ -17,6 +18,10 @@ def test_every_subject_of_a_profile_says_how_it_is_known(name: str) -> None:
     filled = {subject for subject in SUBJECTS if getattr(profile, subject)}
     assert set(profile.known) == filled
     assert all(word.split(",")[0] in ("live", "source", "docs", "issue") for word in profile.known.values())
+
+
+def test_every_profile_says_what_makes_metrics_appear() -> None:
+    assert all(profile.metrics_remedy for profile in _engines.PROFILES.values())
 
 
 def test_an_unknown_engine_names_the_known_ones() -> None:

@@ -8,7 +8,7 @@ import json
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _generation, _http
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _engines, _generation, _http
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 
 OPENAI = _engines.PROFILES["openai"]
@@ -41,6 +41,11 @@ def usage(tokens: int) -> t.Dict[str, t.Any]:
         (whole(dict(text(""), usage={"completion_tokens": 1})), "ok", 1, 0.5),
         (whole(text("x")), "ok", 1, 0.5),
         (stream(text("", "stop")), "empty_response", None, None),
+        # What the engine counted outweighs what its answer looks like; the last count is the count.
+        (stream(text("", "length"), usage(0)), "empty_response", 0, None),
+        (stream(text("sorry"), usage(0)), "empty_response", 0, None),
+        (whole(dict(text("", "length"), usage={"completion_tokens": 0})), "empty_response", 0, None),
+        (stream(usage(0), text("x"), usage(1)), "ok", 1, 0.2),
         (stream(text("", "stop"), usage(0)), "empty_response", 0, None),
         (whole({"model": "m", "choices": []}), "empty_response", None, None),
         (stream(), "error_response", None, None),
@@ -58,6 +63,8 @@ def usage(tokens: int) -> t.Dict[str, t.Any]:
         (_http.Answer("u", status=502, content_type="text/html", body="<html>"), "error_response", None, None),
         (_http.Answer("u", "timeout", error="x"), "wedged", None, None),
         (_http.Answer("u", "refused", error="x"), "dead", None, None),
+        (_http.Answer("u", "hung_up", error="x"), "error_response", None, None),
+        (_http.Answer("u", "unreachable", error="x"), "misconfigured", None, None),
         (_http.Answer("u", "broken", error="x"), "error_response", None, None),
         (_http.Answer("u", "too_large", error="x"), "error_response", None, None),
         (_http.Answer("u", "redirected", error="x"), "misconfigured", None, None),
@@ -78,6 +85,23 @@ def test_a_role_alone_is_no_token_of_a_chat_and_reasoning_is_one() -> None:
     thought = {"model": "m", "choices": [{"delta": {"reasoning_content": "hm"}}]}
     assert _generation.judge(stream(role), "chat", "m").verdict == "empty_response"
     assert _generation.judge(stream(role, thought), "chat", "m").ttft == 0.2
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "error"),
+    [
+        ("error", "error_response", "the probe itself failed: the child ended without an answer"),
+        ("timeout", "wedged", "no answer within 30 s"),
+        ("stuck", "wedged", "no answer within 30 s"),
+    ],
+)
+def test_a_probe_that_breaks_says_nothing_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, status: str, verdict: str, error: str
+) -> None:
+    outcome = _bounded.Outcome(status, error="the child ended without an answer")
+    monkeypatch.setattr(_bounded, "run", lambda *arguments, **options: outcome)
+    found = _generation.probe({"direct": "http://h"}, _generation.Question(OPENAI, "m"), _http.Access(), 30)["direct"]
+    assert (found.verdict, found.error) == (verdict, error)
 
 
 class Server:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import errno
+import http.client
 import socket
 import ssl
 import time
@@ -48,8 +49,10 @@ def wrapped(inner: BaseException) -> requests.ConnectionError:
     ("error", "status", "outcome"),
     [
         (wrapped(ConnectionRefusedError(errno.ECONNREFUSED, "refused")), None, "refused"),
-        (wrapped(OSError(errno.EHOSTUNREACH, "no route")), None, "refused"),
-        (wrapped(ConnectionResetError(errno.ECONNRESET, "reset")), None, "refused"),
+        (wrapped(OSError(errno.EHOSTUNREACH, "no route")), None, "unreachable"),
+        (wrapped(OSError(errno.ENETUNREACH, "no network")), None, "unreachable"),
+        (wrapped(ConnectionResetError(errno.ECONNRESET, "reset")), None, "hung_up"),
+        (wrapped(http.client.RemoteDisconnected("closed")), None, "hung_up"),
         (wrapped(ConnectionResetError(errno.ECONNRESET, "reset")), 200, "broken"),
         (wrapped(socket.gaierror(-2, "Name or service not known")), None, "unresolved"),
         (wrapped(ssl.SSLCertVerificationError("bad")), None, "tls"),

@@ -9,6 +9,7 @@ import typing as t
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _http, _load
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock, Deadline
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 VLLM = _engines.PROFILES["vllm"]
 TEXT = """\
@@ -46,6 +47,11 @@ def load(running: float = 0, waiting: float = 0, tokens: float = 0) -> _load.Rea
     return _load.Reading(_load.Load(running, waiting, None, {"tokens": tokens}))
 
 
+ABSENT = _load.Reading(None, "absent", "refused")
+SILENT = _load.Reading(None, "unmeasured", "status 404")
+UNKNOWN = _load.Reading(None, "unknown", "the connection was closed without an answer")
+
+
 def wait(readings: t.List[_load.Reading], timeout: float = 10) -> _load.IdleWait:
     left = list(readings)
     return _load.wait_idle(lambda _left: left.pop(0) if len(left) > 1 else left[0], Deadline(timeout, FakeClock()), 1)
@@ -61,8 +67,14 @@ def wait(readings: t.List[_load.Reading], timeout: float = 10) -> _load.IdleWait
         # The gauges say zero, but tokens come out: somebody is being served.
         ([load(tokens=1), load(tokens=2), load(tokens=3), load(tokens=3)], "idle", 4),
         ([load(1)], "busy", 11),
-        ([_load.Reading(None, "absent", "refused")], "absent", 1),
-        ([_load.Reading(None, "unknown", "status 501")], "unknown", 11),
+        ([ABSENT], "absent", 2),
+        # One refusal may be a restart, and a server that hangs up is there.
+        ([ABSENT, load(1), ABSENT, UNKNOWN, ABSENT, ABSENT], "absent", 6),
+        ([ABSENT, load(1)], "busy", 11),
+        ([UNKNOWN], "unknown", 11),
+        # Waiting makes no metrics appear.
+        ([SILENT], "unknown", 2),
+        ([SILENT, load(), load()], "idle", 3),
         ([load(), _load.Reading(None, "unknown", "slow"), load(), load()], "idle", 4),
     ],
 )
@@ -76,6 +88,8 @@ def test_no_time_means_one_look_and_its_confirmation() -> None:
         "idle", "the engine is idle: nothing runs and nothing waits", load().load, 2
     )
     assert wait([load(3, 2)], timeout=0).msg == "the engine is still busy after 0 s: 3 running, 2 waiting"
+    assert (wait([ABSENT], timeout=0).verdict, wait([ABSENT], timeout=0).readings) == ("absent", 2)
+    assert wait([ABSENT, UNKNOWN], timeout=0).verdict == "unknown"
     restless = [load(tokens=number) for number in range(20)]
     assert (wait(restless, timeout=0).verdict, wait(restless, timeout=0).readings) == ("busy", 2)
 
@@ -88,17 +102,25 @@ def test_no_time_means_one_look_and_its_confirmation() -> None:
             "absent",
             "nothing answers at u: connection refused",
         ),
+        (_http.Answer("u", "hung_up", error="closed"), "unknown", "u: closed"),
+        (_http.Answer("u", "unreachable", error="no route"), "unknown", "u: no route"),
+        (_http.Answer("u", status=503), "unknown", "u answers with status 503"),
+        (_http.Answer("u", status=401), "unmeasured", "u answers with status 401: the API key is refused"),
         (_http.Answer("u", "timeout", error="no answer within 1 s"), "unknown", "u: no answer within 1 s"),
         (
             _http.Answer("u", status=501),
-            "unknown",
+            "unmeasured",
             "u answers with status 501: start llama-server with --metrics",
         ),
-        (_http.Answer("u", status=200, body="x 1\n"), "unknown", "u has no metric llamacpp:requests_processing"),
+        (
+            _http.Answer("u", status=200, body="x 1\n"),
+            "unmeasured",
+            "u has no metric llamacpp:requests_processing: start llama-server with --metrics",
+        ),
         (
             _http.Answer("u", status=200, body="llamacpp:requests_processing 0\n"),
-            "unknown",
-            "u has no metric llamacpp:requests_deferred",
+            "unmeasured",
+            "u has no metric llamacpp:requests_deferred: start llama-server with --metrics",
         ),
     ],
 )
@@ -121,3 +143,35 @@ def test_a_busy_engine_says_how_long_it_has_made_no_token() -> None:
     assert wait([*working[:5], load(2, tokens=4)]).still_for == 6
     assert wait([_load.Reading(_load.Load(1, 0))]).still_for is None
     assert wait([load()]).still_for is None
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "delta", "requests", "prompt_bytes", "served"),
+    [
+        # One token is what our own request makes, or two of ours that meet in the same engine.
+        ("vllm", "vllm:generation_tokens_total", 1, 1, 64, False),
+        ("vllm", "vllm:generation_tokens_total", 2, 1, 64, True),
+        ("vllm", "vllm:generation_tokens_total", 2, 2, 64, False),
+        # The prompt of our own request has been read in, and then the engine wedged.
+        ("sglang", "sglang:prompt_tokens_total", 40, 1, 64, False),
+        ("sglang", "sglang:prompt_tokens_total", 4000, 1, 64, True),
+        ("sglang", "sglang:prompt_tokens_total", 4000, 1, 4000, False),
+        ("llama_cpp", "llamacpp:n_decode_total", 2, 1, 64, False),
+        ("llama_cpp", "llamacpp:n_decode_total", 20, 1, 64, True),
+        ("llama_cpp", "llamacpp:n_decode_total", 20, 1, 9000, False),
+        ("vllm", "vllm:generation_tokens_total", -500, 1, 64, False),
+        ("vllm", "vllm:something_else", 500, 1, 64, None),
+    ],
+)
+def test_others_are_served_when_more_moved_than_we_can_have_moved(
+    engine: str, name: str, delta: float, requests: int, prompt_bytes: int, served: t.Optional[bool]
+) -> None:
+    before, after = (_load.Load(1, 0, None, {name: value}) for value in (1000, 1000 + delta))
+    assert _load.others(_engines.PROFILES[engine], before, after, requests, prompt_bytes) is served
+
+
+@pytest.mark.parametrize(("name", "value"), [("timeout", -1), ("interval", 0)])
+def test_a_drain_refuses_limits_that_are_none(name: str, value: float) -> None:
+    limits = dict({"timeout": 1.0, "interval": 1.0}, **{name: value})
+    with pytest.raises(UsageError):
+        _load.drain(VLLM, "http://127.0.0.1:1", _http.Access(), **limits)
