@@ -7,13 +7,17 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import typing as t
 
-from ._deadline import Deadline
+from . import _lease, _limits
+from ._deadline import SYSTEM_CLOCK, Clock, Deadline
+from ._errors import ServingError
 
-__all__ = ("Change", "Gateway", "Server", "change")
+__all__ = ("Change", "Gateway", "Server", "change", "exclusive")
 
 CONFIRMATIONS = 2
+LOCK_WAIT = 30.0
 
 
 class Server(t.NamedTuple):
@@ -36,6 +40,11 @@ class Server(t.NamedTuple):
     def serves(self) -> bool:
         """Proved to be up, and sent to. ``UP 1/3`` is still up, ``DOWN 1/2`` is not yet."""
         return not self.withdrawn and self.checked and self.operational.startswith("UP") and self.weight > 0
+
+    @property
+    def health_checked(self) -> t.Optional[bool]:
+        """Whether the gateway checks its health; of a withdrawn server not every gateway says."""
+        return None if self.withdrawn else self.checked
 
     def as_dict(self) -> t.Dict[str, t.Any]:
         return {
@@ -66,22 +75,49 @@ class Change(t.NamedTuple):
     after: Server
     healthy_others: t.List[str]
 
+    def as_dict(self) -> t.Dict[str, t.Any]:
+        return {
+            "verdict": self.verdict,
+            "msg": self.msg,
+            "changed": self.changed,
+            "before": self.before.as_dict(),
+            "after": self.after.as_dict(),
+            "health_checked": self.after.health_checked,
+            "healthy_others": self.healthy_others,
+        }
+
+
+@contextlib.contextmanager
+def exclusive(place: str, backend: str, timeout: float = LOCK_WAIT) -> t.Iterator[None]:
+    """The lock of one backend of the gateway at ``place`` on this host."""
+    key = "gateway-" + hashlib.sha256(("%s %s" % (place, backend)).encode()).hexdigest()[:12]
+    try:
+        with _lease.locked(key, timeout):
+            yield
+    except _lease.Lost as error:
+        known = 'the backend "%s" of the gateway at "%s"' % (backend, place)
+        raise ServingError(error.message.replace('the service "%s"' % key, known), **error.result) from error
+
 
 def change(
     gateway: Gateway,
     server: str,
     state: str,
-    deadline: Deadline,
+    timeout: float,
     interval: float,
     min_healthy: int = 1,
     check_mode: bool = False,
     lock: t.Callable[[], t.ContextManager[t.Any]] = contextlib.nullcontext,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Change:
     """Bring one server to ``state`` and wait until it is really there.
 
     ``lock`` is held while others are counted and the server is changed: two that withdraw in the same moment must not
     count each other as healthy.
     """
+    _limits.at_least(0, timeout=timeout, min_healthy=min_healthy)
+    _limits.at_least(0.01, interval=interval)
+    deadline = Deadline(timeout, clock)
     with lock():
         plan = _plan(gateway.servers(), server, state, min_healthy)
         if plan.verdict == "refused" or check_mode:
@@ -141,14 +177,11 @@ def _wait_ready(gateway: Gateway, server: str, deadline: Deadline, interval: flo
             return "error", 'the server "%s" was put back, but it is kept in the state "%s"' % (server, now.admin), now
         if now.serves:
             return "ready", 'the gateway sends requests to the server "%s" (%s)' % (server, now.operational), now
-        if not now.checked:
-            msg = 'the server "%s" is put back, but without a health check its state is not known' % server
+        if not now.checked and now.weight > 0:
+            msg = 'the gateway sends requests to the server "%s", but it does not check its health' % server
             return "ready", msg, now
         if deadline.expired:
-            msg = 'the server "%s" is put back, but after %g s it is not up: the gateway says %s' % (
-                server,
-                deadline.seconds,
-                now.operational,
-            )
-            return "error", msg, now
+            why = "its weight is 0" if now.weight <= 0 else "the gateway says %s" % now.operational
+            text = 'the server "%s" is put back, but after %g s the gateway does not send to it: %s'
+            return "error", text % (server, deadline.seconds, why), now
         deadline.sleep(interval)

@@ -12,6 +12,8 @@ version_added: 1.0.0
 description:
   - Withdraws one server of a backend and waits until its last session has ended, or puts it back and waits until the
     gateway finds it up and sends to it.
+  - A gateway that does not check the health of a server takes it for up. Then M(gpuops.serving.route_probe) is the only
+    proof.
   - Runs on the host of the gateway. Delegate the task to it.
   - A withdrawn server is in the state C(drain), in which the gateway goes on checking its health, so that it is known
     to be up before the first request goes to it again. A server that somebody put into C(maint) counts as withdrawn and
@@ -61,7 +63,7 @@ options:
     type: float
     default: 300
   interval:
-    description: Seconds between two looks. Two in a row must find no session.
+    description: Seconds between two looks. Two in a row must find no session. At least V(0.01).
     type: float
     default: 0.5
   report_only:
@@ -94,9 +96,11 @@ EXAMPLES = r"""
 RETURN = r"""
 verdict:
   description:
-    - V(drained) when the server gets no requests and has no sessions; V(ready) when the gateway sends to it.
-    - V(busy) when it still had sessions at the end; V(refused) when too few others are healthy, and then nothing was
-      changed; V(error) when the server did not come up in time, or somebody else changed its state meanwhile.
+    - V(drained) when the server gets no requests and has no sessions; V(ready) when the gateway sends to it. A server
+      whose health the gateway does not check is sent to whether it is up or not, and RV(health_checked) tells.
+    - V(busy) when it still had sessions at the end; V(refused) when too few others are healthy, or another task changed
+      the backend for too long, and then nothing was changed; V(error) when the gateway did not send to the server in
+      time, because it is not up or its weight is 0, or when somebody else changed its state meanwhile.
   type: str
   returned: when the gateway answered
   sample: drained
@@ -130,6 +134,13 @@ after:
   description: The server at the end, with the keys of RV(before). In check mode as RV(before).
   type: dict
   returned: when the gateway answered
+health_checked:
+  description:
+    - Whether the gateway checks the health of the server. Without a check, V(ready) says only that requests are sent to
+      it. Null while it is withdrawn, when not every gateway says.
+  type: bool
+  returned: when the gateway answered
+  sample: true
 healthy_others:
   description: The other servers of the backend that were up and not withdrawn.
   type: list
@@ -144,43 +155,27 @@ elapsed:
 """
 
 import contextlib
-import hashlib
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _gateways, _lease
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _gateways
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import SYSTEM_CLOCK
 from ansible_collections.gpuops.serving.plugins.module_utils._gateway_haproxy import Haproxy
-
-LOCK_WAIT = 30.0
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
     params = ctx.params
-    for name, least in (("timeout", 0), ("interval", 0.01), ("min_healthy", 0)):
-        if params[name] < least:
-            raise UsageError('"%s" must be at least %s, not %s' % (name, least, params[name]))
-    gateway = Haproxy(params["socket"], params["backend"], params["server"])
-    deadline = Deadline(params["timeout"])
-    backend = hashlib.sha256(("%s %s" % (params["socket"], params["backend"])).encode()).hexdigest()[:12]
+    began = SYSTEM_CLOCK.monotonic()
+    place, backend = params["socket"], params["backend"]
     done = _gateways.change(
-        gateway,
+        Haproxy(place, backend, params["server"]),
         params["server"],
         params["state"],
-        deadline,
+        params["timeout"],
         params["interval"],
         min_healthy=params["min_healthy"],
         check_mode=ctx.check_mode,
-        lock=contextlib.nullcontext if ctx.check_mode else lambda: _lease.locked("gateway-" + backend, LOCK_WAIT),
+        lock=contextlib.nullcontext if ctx.check_mode else lambda: _gateways.exclusive(place, backend),
     )
-    return {
-        "verdict": done.verdict,
-        "msg": done.msg,
-        "changed": done.changed,
-        "before": done.before.as_dict(),
-        "after": done.after.as_dict(),
-        "healthy_others": done.healthy_others,
-        "elapsed": round(deadline.elapsed, 3),
-    }
+    return dict(done.as_dict(), elapsed=round(SYSTEM_CLOCK.monotonic() - began, 3))
 
 
 def main() -> None:

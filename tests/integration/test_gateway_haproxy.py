@@ -19,7 +19,6 @@ import typing as t
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _gateways, _http, _load
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
 from ansible_collections.gpuops.serving.plugins.module_utils._gateway_haproxy import Haproxy
 
@@ -100,11 +99,11 @@ class Site:
 
     def change(self, name: str, state: str, timeout: float = 20, **options: t.Any) -> _gateways.Change:
         driver = Haproxy(self.socket, "qwen", name)
-        return _gateways.change(driver, name, state, Deadline(timeout), 0.1, **options)
+        return _gateways.change(driver, name, state, timeout, 0.1, **options)
 
     def idle(self, name: str) -> str:
         profile, url = _engines.PROFILES["sglang"], "http://127.0.0.1:%d" % self.ports[name]
-        return _load.wait_idle(lambda left: _load.read(profile, url, _http.Access(), left), Deadline(20), 0.1).verdict
+        return _load.drain(profile, url, _http.Access(), 20, 0.1).verdict
 
     def all_up(self) -> bool:
         found = Haproxy(self.socket, "qwen", NAMES[0]).servers()
@@ -264,7 +263,17 @@ def test_without_health_checks_nothing_is_called_healthy(site: Site) -> None:
     assert (refused.verdict, refused.healthy_others) == ("refused", [])
     assert site.change("gpu1", "drained", min_healthy=0).verdict == "drained"
     restored = site.change("gpu1", "ready")
-    assert restored.msg == 'the server "gpu1" is put back, but without a health check its state is not known'
+    assert restored.msg == 'the gateway sends requests to the server "gpu1", but it does not check its health'
+    assert (restored.verdict, restored.as_dict()["health_checked"]) == ("ready", False)
+
+
+@pytest.mark.parametrize("site", [{"check": "weight 0"}, {"check": "check weight 0"}], indirect=True)
+def test_a_server_that_gets_nothing_by_its_weight_is_not_ready(site: Site) -> None:
+    done = site.change("gpu1", "ready", timeout=1)
+    assert (done.verdict, done.msg) == (
+        "error",
+        'the server "gpu1" is put back, but after 1 s the gateway does not send to it: its weight is 0',
+    )
 
 
 def test_names_that_do_not_exist_are_named(site: Site) -> None:

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import os
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _gateway_haproxy, _gateways
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock, Deadline
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils import _gateway_haproxy, _gateways, _lease
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._gateways import Server
 
 STATISTICS = """\
@@ -74,7 +75,7 @@ class Gateway:
         self.a = self.a._replace(admin="drain" if state == "drained" else "ready")
 
     def change(self, state: str, timeout: float = 10, **options: t.Any) -> _gateways.Change:
-        return _gateways.change(self, "a", state, Deadline(timeout, self.clock), 0.5, **options)
+        return _gateways.change(self, "a", state, timeout, 0.5, clock=self.clock, **options)
 
 
 def test_haproxy_is_read_from_both_tables() -> None:
@@ -172,8 +173,57 @@ def test_a_server_that_does_not_come_up_is_an_error() -> None:
     done = Gateway(UP._replace(admin="drain"), rise=30).change("ready")
     assert (done.verdict, done.msg) == (
         "error",
-        'the server "a" is put back, but after 10 s it is not up: the gateway says DOWN 1/2',
+        'the server "a" is put back, but after 10 s the gateway does not send to it: the gateway says DOWN 1/2',
     )
+
+
+@pytest.mark.parametrize(
+    ("checked", "weight", "verdict", "msg"),
+    [
+        (
+            True,
+            0,
+            "error",
+            'the server "a" is put back, but after 10 s the gateway does not send to it: its weight is 0',
+        ),
+        (
+            False,
+            0,
+            "error",
+            'the server "a" is put back, but after 10 s the gateway does not send to it: its weight is 0',
+        ),
+        (False, 1, "ready", 'the gateway sends requests to the server "a", but it does not check its health'),
+        (True, 1, "ready", 'the gateway sends requests to the server "a" (UP)'),
+    ],
+)
+def test_ready_says_what_it_rests_on(checked: bool, weight: int, verdict: str, msg: str) -> None:
+    words = "UP" if checked else "no check"
+    done = Gateway(Server("ready", words, 0, weight, checked), UP).change("ready")
+    assert (done.verdict, done.msg, done.as_dict()["health_checked"]) == (verdict, msg, checked)
+    withdrawn = Gateway(Server("drain", "DRAIN", 0, 1, True), UP).change("drained")
+    assert withdrawn.as_dict()["health_checked"] is None
+
+
+def test_a_lock_that_is_held_names_the_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: t.Any) -> None:
+    monkeypatch.setattr(_lease, "LOCK_FOLDER", str(tmp_path))
+    with _gateways.exclusive("/run/s", "qwen"), pytest.raises(ServingError) as caught:
+        with _gateways.exclusive("/run/s", "qwen", 0):
+            raise AssertionError("both hold the lock")
+    assert caught.value.result["verdict"] == "refused"
+    assert caught.value.message == (
+        'the backend "qwen" of the gateway at "/run/s" is being changed by process %d and was not free within 0 s: '
+        "wait for it to end, then try again" % os.getpid()
+    )
+    with _gateways.exclusive("/run/s", "qwen"), _gateways.exclusive("/run/s", "other", 0):
+        pass
+
+
+@pytest.mark.parametrize("options", [{"timeout": -1}, {"min_healthy": -1}])
+def test_limits_below_the_least_touch_nothing(options: t.Dict[str, t.Any]) -> None:
+    gateway = Gateway(UP, UP)
+    with pytest.raises(UsageError):
+        gateway.change("drained", **options)
+    assert gateway.told == []
 
 
 def test_check_mode_changes_nothing_and_takes_no_time() -> None:
