@@ -8,88 +8,32 @@ from __future__ import annotations
 
 import json
 import typing as t
-from dataclasses import dataclass, field
 
 from . import _generation, _http
-from ._deadline import Deadline
+from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
-from ._progress import Activity, Progress
+from ._progress import Progress
 from ._systemd import UnitState
+from ._tiers import TIERS, Ending, Options, Target, Tier
 
-__all__ = ("TIERS", "Listener", "Options", "Target", "Wait")
+__all__ = ("Wait",)
 
-TIERS = ("unit", "listener", "health", "model", "generation")
 CONFIRMATIONS = 2  # looks in a row that must say "wrong server"
-FAILED_GENERATIONS = 3  # error answers in a row that make a wedge
+FAILURES = ("error_response", "empty_response", "misconfigured")
+FAILED_GENERATIONS = 3  # answers of that kind that make a wedge
 FIRST_PAUSE = 0.25
 GET_TIMEOUT = 5.0
 LAST_WORDS = 0.2
 
 
-class Listener(t.NamedTuple):
-    """Who listens on the engine's port: ``owned``, ``foreign``, ``forwarder`` or ``none``."""
-
-    kind: str
-    detail: str = ""
-
-
-class Target(t.Protocol):
-    """The service that is waited for, as the host shows it."""
-
-    def unit(self) -> t.Optional[UnitState]:
-        """The state of the unit, or None when there is only a URL."""
-
-    def activity(self, state: UnitState) -> Activity:
-        """What the owned processes have used; also remembers which they are."""
-
-    def log(self, state: UnitState) -> t.List[t.Tuple[str, bool]]:
-        """New lines, each with whether the service itself wrote it rather than systemd."""
-
-    def listener(self, state: UnitState) -> Listener:
-        """Who listens on the port."""
-
-    def get(self, path: str, timeout: float) -> _http.Answer:
-        """Ask the engine."""
-
-    def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> _generation.Side:
-        """Ask the engine for one token."""
-
-
-class Options(t.NamedTuple):
-    """What to wait for, and how long."""
-
-    model: t.Optional[str] = None
-    tier: str = "generation"
-    max_restarts: int = 3
-    interval: float = 1.0
-    generation_timeout: float = 60.0
-
-
-@dataclass
-class Tier:
-    name: str
-    reached: t.Optional[bool] = False
-    at: t.Optional[float] = None
-    detail: str = ""
-
-
-@dataclass
-class Ending:
-    """A final verdict and its sentence."""
-
-    verdict: str
-    msg: str
-    cause: t.Optional[t.Dict[str, str]] = field(default=None)
-
-
 class Wait:
     """One wait. ``run`` returns when the tier is reached, or when it is known that it will not be."""
 
-    def __init__(
-        self, target: Target, profile: Profile, options: Options, deadline: Deadline, progress: Progress
-    ) -> None:
+    def __init__(self, target: Target, profile: Profile, options: Options, clock: Clock = SYSTEM_CLOCK) -> None:
+        options.check()
         self.target, self.profile, self.options = target, profile, options
-        self.deadline, self.progress = deadline, progress
+        self.deadline = Deadline(options.timeout, clock)
+        self.progress = Progress(profile, options.stall_timeout, self.deadline)
         self.tiers = [Tier(name) for name in TIERS[: TIERS.index(options.tier) + 1]]
         self.restarts = 0
         self.state: t.Optional[UnitState] = None
@@ -97,6 +41,7 @@ class Wait:
         self._model = options.model
         self._doubts: t.Dict[str, int] = {}
         self._failed = 0
+        self._proof: t.Optional[_generation.Side] = None  # of a wedge: an attempt that had all its time
         self._looks = 0
 
     def run(self, tick: t.Callable[[], None] = lambda: None, once: bool = False) -> Ending:
@@ -122,6 +67,23 @@ class Wait:
         """The highest tier reached, empty below the first."""
         names = [tier.name for tier in self.tiers if tier.reached]
         return names[-1] if names else ""
+
+    def as_dict(self, ending: Ending) -> t.Dict[str, t.Any]:
+        """The answer of a wait that ended so."""
+        return {
+            "verdict": ending.verdict,
+            "msg": ending.msg,
+            "tier_reached": self.reached,
+            "tiers": [dict(vars(tier)) for tier in self.tiers],
+            "phase": self.progress.phase,
+            "percent": self.progress.percent,
+            "movement": self.progress.movement(),
+            "restarts": self.restarts,
+            "cause": None if ending.verdict == "ready" else ending.cause,
+            "log_tail": list(self.progress.tail),
+            "unit_state": None if self.state is None else self.state.as_result(),
+            "elapsed": round(self.deadline.elapsed, 3),
+        }
 
     def _look(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
         ending = self._unit()
@@ -183,7 +145,7 @@ class Wait:
         self.restarts += max(restarted, 1)
         self.progress.new_life()
         self._doubts.clear()
-        self._failed, self.side = 0, None
+        self._failed, self.side, self._proof = 0, None, None
         for tier in self.tiers:
             tier.reached, tier.at, tier.detail = False, None, ""
 
@@ -238,15 +200,17 @@ class Wait:
                 "listener", "wrong_server", "the port belongs to another process than the unit's: %s" % found.detail
             )
         self._sure("listener")
-        detail = found.detail
-        if found.kind == "none":
+        reached, detail = found.kind in ("owned", "forwarder"), found.detail
+        if found.kind in ("none", "translated"):
             # Kernel address translation listens nowhere, and answers all the same.
-            answer = self._get(self.profile.health or self.profile.models)
-            if answer.status is None:
-                self._mark("listener", False, "nothing listens on the port")
-                return None
-            detail = "answers, although no process of this host listens"
-        self._mark("listener", True, detail)
+            if self._get(self.profile.health or self.profile.models).status is None:
+                detail = "nothing listens on the port"
+            else:
+                reached = found.kind == "translated"
+                detail = "it answers, although no process of this host listens: " + (
+                    found.detail or "nothing shows that it is the unit's"
+                )
+        self._mark("listener", reached, detail)
         return None
 
     def _health(self) -> t.Optional[Ending]:
@@ -295,23 +259,24 @@ class Wait:
 
         side = self.side = self.target.generate(self._model, limit, watch)
         if side.verdict in ("ok", "slow"):
-            tokens = "a token after %.2f s" % (side.ttft or 0.0)
-            self._mark("generation", True, tokens)
+            self._mark("generation", True, "a token after %.2f s" % (side.ttft or 0.0))
             # A token from a life that ended meanwhile proves nothing about this one.
             return None if self.state is None else self._unit()
         self._mark("generation", False, "%s: %s" % (side.verdict, side.error))
         if side.verdict in ("auth_error", "wrong_model"):
             verdict = "auth_error" if side.verdict == "auth_error" else "wrong_server"
             return Ending(verdict, "the engine does not generate: %s" % side.error)
-        if side.verdict == "wedged":
-            quiet = self.progress.window.age >= limit - 1.0
-            if quiet and not self.deadline.expired and self._listed():
-                return Ending("wedged", "the engine lists its model, but it does not generate: %s" % side.error)
-        elif side.verdict in ("error_response", "empty_response", "misconfigured") and side.status != 503:
-            self._failed += 1
-            if self._failed >= FAILED_GENERATIONS:
-                return Ending("wedged", "the engine lists its model, but it does not generate: %s" % side.error)
-        return None
+        failed = side.verdict in FAILURES and side.status not in (None, 429, 503)
+        full = limit >= self.options.generation_timeout
+        if full or not (failed or side.verdict == "wedged"):
+            self._proof = side if failed or side.verdict == "wedged" else None
+        self._failed = self._failed + 1 if failed else self._failed
+        quiet = side.verdict == "wedged" and full and self.progress.window.age >= limit - 1.0
+        return self._wedged() if self._listed() and (quiet or self._failed >= FAILED_GENERATIONS) else None
+
+    def _wedged(self) -> Ending:
+        assert self.side is not None
+        return Ending("wedged", "the engine lists its model, but it does not generate: %s" % self.side.error)
 
     def _listed(self) -> bool:
         return any(tier.name == "model" and tier.reached for tier in self.tiers)
@@ -357,24 +322,23 @@ class Wait:
         # Without a unit nothing can be seen to move; only the deadline ends such a wait.
         if self.state is None or not self.progress.window.stalled:
             return None
-        age = self.progress.window.age
-        if self._listed():
-            return Ending(
-                "wedged", "the engine lists its model, but for %.0f s nothing moved: %s" % (age, self._missing())
-            )
-        return Ending("stalled", "for %.0f s nothing moved: %s" % (age, self._missing()))
+        text = "for %.0f s nothing moved: %s" % (self.progress.window.age, self._missing())
+        if self._proof is not None and self._listed():
+            return Ending("wedged", "the engine lists its model, but " + text)
+        return Ending("stalled", text)
 
     def _out_of_time(self) -> Ending:
-        seconds = self.deadline.seconds
-        if self.side is not None and self._listed():
-            return Ending("wedged", "the engine lists its model, but it does not generate: %s" % self.side.error)
+        seconds = round(self.deadline.elapsed, 1)
+        if self._proof is not None and self._listed():
+            return self._wedged()
         if self._doubts:
             return Ending("wrong_server", self._missing())
         if self.state is None:
-            refused = any(tier.detail == "connection refused" for tier in self.tiers)
             text = "not ready after %g s, and without a unit it cannot be told whether it moves: %s"
-            return Ending("dead" if refused else "stalled", text % (seconds, self._missing()))
-        return Ending("progressing", "not ready after %g s, but still moving: %s" % (seconds, self._missing()))
+            return Ending("stalled", text % (seconds, self._missing()))
+        age = self.progress.window.age
+        text = "not ready after %g s, but something moved %.0f s ago: %s"
+        return Ending("progressing", text % (seconds, age, self._missing()))
 
     def _missing(self) -> str:
         """The first tier that was not reached, in words."""

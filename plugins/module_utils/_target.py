@@ -21,7 +21,7 @@ from . import (
 )
 from ._errors import ServingError
 from ._progress import Activity, Usage
-from ._readiness import Listener
+from ._tiers import Listener
 
 try:
     import psutil
@@ -32,10 +32,9 @@ __all__ = ("HostTarget", "Row", "judge_listener")
 
 FIRST_LINES = 2000
 SNAPSHOT_AGE = 0.5
+SYSTEMCTL_TIMEOUT = 10.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
-WILDCARD = ("0.0.0.0", "::")
-# They take connections in for somebody else; who that is cannot be seen here.
+# They take connections in for a container; which one that is cannot be seen here.
 FORWARDERS = frozenset(("docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2", "conmon"))
 CONTAINER_CLIENTS = frozenset(("docker", "podman", "nerdctl", "conmon"))
 
@@ -104,14 +103,14 @@ class HostTarget:
                 for link in psutil.net_connections("tcp")
                 if link.status == psutil.CONN_LISTEN and link.laddr and link.laddr.port == port
             ]
-        except (psutil.Error, OSError):
-            rows = []
-        if not rows:
-            return Listener("none")
+        except (psutil.Error, OSError) as error:
+            return Listener("unexplained", "who listens cannot be read: %s" % error)
         self._looked = float("-inf")  # a listener may be younger than the last snapshot
         self._look(state)
         assert self._table is not None
-        return judge_listener(rows, parts.hostname or "", self._table, self._owned)
+        return judge_listener(
+            rows, parts.hostname or "", self._table, self._owned, lambda: _activated(state.name, port)
+        )
 
     def get(self, path: str, timeout: float) -> _http.Answer:
         return _http.fetch(_http.Request("GET", _http.join(self.url, path)), self.access, timeout)
@@ -130,36 +129,99 @@ class HostTarget:
         self._looked = now
 
 
-def judge_listener(rows: t.Sequence[Row], host: str, table: _processes.Table, owned: _ownership.Owned) -> Listener:
-    """Who answers at ``host``, of all that listen on its port. The kernel prefers the most precise address."""
-    same = LOOPBACK if host in LOOPBACK else (host,)
-    precise = [row for row in rows if row.address in same]
-    wide = [row for row in rows if row.address in WILDCARD]
-    # A name may stand for any address of this host.
-    named = [] if host.replace(".", "").isdigit() or ":" in host or host in LOOPBACK else list(rows)
-    candidates = precise or wide or named
+def judge_listener(
+    rows: t.Sequence[Row],
+    host: str,
+    table: _processes.Table,
+    owned: _ownership.Owned,
+    activated: t.Callable[[], bool] = lambda: False,
+) -> Listener:
+    """Who answers at ``host``, of all that listen on its port, and whether that is the unit.
+
+    What takes connections in for others counts only when something shows that the unit is one of these others.
+    """
+    candidates = _candidates(rows, host)
+    elsewhere = _elsewhere(table, owned)
+    if not candidates:
+        return Listener("translated", elsewhere) if elsewhere else Listener("none")
     pids = sorted({row.pid for row in candidates if row.pid})
     mine = {ref.pid for ref in owned.processes}
-    if not candidates:
-        return Listener("none")
-    if not pids:
-        return Listener("forwarder", "a process listens that cannot be seen from here")
     for pid in pids:
         if pid in mine:
             return Listener("owned", "process %d of the unit listens" % pid)
-    clients = [table.get(pid) for pid in mine]
-    wraps_container = any(process is not None and process.name in CONTAINER_CLIENTS for process in clients)
-    named_pids = []
+    doubts, strangers = [], []
     for pid in pids:
         process = table.get(pid)
         name = process.name if process is not None else "unknown"
-        if pid == 1 or name in FORWARDERS:
-            return Listener("forwarder", 'process %d "%s" takes connections in for somebody else' % (pid, name))
+        text = 'process %d "%s"' % (pid, name)
         unit, container = _ownership.attribute(process) if process is not None else (None, None)
-        if container and wraps_container:
-            return Listener("forwarder", 'process %d "%s" of the container %s listens' % (pid, name, container[:12]))
-        named_pids.append('%d "%s" (unit %s)' % (pid, name, unit or "none"))
-    return Listener("foreign", ", ".join(named_pids))
+        if pid == 1:
+            if activated():
+                return Listener("forwarder", text + " listens for a socket unit that starts this unit")
+            doubts.append(text + " listens, and no socket unit that starts this unit has the port")
+        elif name in FORWARDERS or (container and elsewhere):
+            role = "of the container %s listens" % container[:12] if container else "takes connections in for others"
+            if elsewhere:
+                return Listener("forwarder", "%s %s: %s" % (text, role, elsewhere))
+            doubts.append("%s %s, and nothing shows that the unit is one of them" % (text, role))
+        else:
+            strangers.append('%d "%s" (unit %s)' % (pid, name, unit or "none"))
+    if strangers:
+        return Listener("foreign", ", ".join(strangers))
+    return Listener(
+        "unexplained",
+        "; ".join(doubts) or "a process listens that cannot be seen from here: run as root, or with become",
+    )
+
+
+def _candidates(rows: t.Sequence[Row], host: str) -> t.Sequence[Row]:
+    """The sockets that a connection to ``host`` can reach. The kernel prefers the most precise address."""
+
+    def at(*addresses: str) -> t.List[Row]:
+        return [row for row in rows if row.address in addresses]
+
+    if ":" in host:
+        return at(host) or at("::")
+    if host == "localhost":
+        return at("127.0.0.1", "::1") or at("0.0.0.0", "::")
+    if host.replace(".", "").isdigit():
+        return at(host, "::ffff:" + host) or at("0.0.0.0") or at("::")
+    return rows  # a name may stand for any address of this host
+
+
+def _elsewhere(table: _processes.Table, owned: _ownership.Owned) -> str:
+    """What shows that the unit serves from a container or another network, in words; empty when nothing does."""
+    here = _network("self")
+    for ref in owned.processes:
+        process = table.by_ref(ref)
+        if process is None:
+            continue
+        if process.name in CONTAINER_CLIENTS:
+            return 'the unit runs a container by its process %d "%s"' % (ref.pid, process.name)
+        if here and _network(ref.pid) not in (0, here):
+            return 'process %d "%s" of the unit has a network of its own' % (ref.pid, process.name)
+    return ""
+
+
+def _network(pid: t.Union[int, str]) -> int:
+    try:
+        return os.stat("/proc/%s/ns/net" % pid).st_ino
+    except OSError:
+        return 0
+
+
+def _activated(unit: str, port: int) -> bool:
+    """Whether a socket unit that starts this unit has the port."""
+    for name in _properties(unit, "TriggeredBy").split():
+        addresses = _properties(name, "Listen").splitlines() if name.endswith(".socket") else []
+        if any(line.split(" ")[0].rpartition(":")[2] == str(port) for line in addresses):
+            return True
+    return False
+
+
+def _properties(unit: str, name: str) -> str:
+    _rc, out, _err = _systemd._systemctl(["show", "--value", "--property=" + name, "--", unit], SYSTEMCTL_TIMEOUT)
+    return out
 
 
 def _bytes_read(pid: int) -> t.Optional[int]:

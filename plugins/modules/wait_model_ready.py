@@ -14,6 +14,11 @@ description:
     right one is listed) and C(generation) (one token came back), and returns as soon as O(tier) is reached.
   - Tells a slow start from one that hangs. As long as anything moves, the wait goes on until O(timeout); when nothing
     has moved for O(stall_timeout), it ends.
+  - A port belongs to the unit when one of its processes listens. What takes connections in for others, such as the
+    proxy of a container engine, address translation or the socket of a socket unit, counts only when the unit runs a
+    container client, has a process in a network of its own, or is started by that socket unit. Otherwise C(listener) is
+    not reached, and its detail says what was seen. A unit that leaves its container to a daemon shows nothing of that
+    kind, so wait for its O(url) without O(unit).
   - Movement is a log line that was not there before, a growing percentage, processor time, bytes read or memory of the
     processes of the unit. A line that repeats with another number or time is none. GPU utilisation is not looked at.
   - A unit that is dead, or is restarted again and again, is reported at once, with the line of the log that tells why.
@@ -111,13 +116,15 @@ RETURN = r"""
 verdict:
   description:
     - V(ready) when O(tier) is reached.
-    - V(progressing) when O(timeout) ended while something still moved; V(stalled) when nothing did for
-      O(stall_timeout).
+    - V(progressing) when O(timeout) ended before nothing had moved for O(stall_timeout); V(stalled) when nothing had,
+      and without a O(unit) whenever O(timeout) ended.
     - V(restart_loop) after O(max_restarts) restarts; V(dead) when the unit failed, is inactive with nothing about to
       start it, or does not exist.
     - V(wrong_server) when the port belongs to another process, or another program or model answers; V(auth_error) when
       the API key is refused.
-    - V(wedged) when the model is listed, but no token comes.
+    - V(wedged) when the model is listed, but no token comes, by an attempt that had the whole of O(generation_timeout),
+      or by three answers that are no good ones. An engine that says that it is overloaded (status 429 or 503) is not
+      wedged.
   type: str
   returned: always
   sample: ready
@@ -212,23 +219,12 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _generation,
     _http,
     _lease,
-    _readiness,
+    _selection,
 )
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
-from ansible_collections.gpuops.serving.plugins.module_utils._progress import Progress
+from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
 from ansible_collections.gpuops.serving.plugins.module_utils._target import HostTarget
-
-TIMEOUT = 1800.0
-STALL_TIMEOUT = 300.0
-
-
-def number(params: _ansible.Result, name: str, default: float) -> float:
-    """A limit that the task, the definition or this module sets."""
-    value = float(default if params[name] is None else params[name])
-    if value <= 0:
-        raise UsageError('"%s" must be more than 0, not %s' % (name, value))
-    return value
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Options
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
@@ -238,34 +234,12 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
     _http.join(params["url"], "/")
     profile = _engines.get(params["engine"])
     access = _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
-    options = _readiness.Options(
-        model=params["model"],
-        tier=params["tier"],
-        max_restarts=params["max_restarts"],
-        interval=number(params, "interval", 1.0),
-        generation_timeout=number(params, "generation_timeout", 60.0),
-    )
-    deadline = Deadline(number(params, "timeout", TIMEOUT))
-    progress = Progress(profile, number(params, "stall_timeout", STALL_TIMEOUT), deadline)
-    mark_gid = (params.get("definition") or {}).get("mark_gid")
+    mark_gid = _selection.mark_of(params["service"], params["unit"], params.get("definition") or {})
     target = HostTarget(params["unit"], params["url"], _generation.Question(profile), access, mark_gid)
-    wait = _readiness.Wait(target, profile, options, deadline, progress)
+    given = {name: params[name] for name in Options._fields if params[name] is not None}
+    wait = Wait(target, profile, Options(**given))
     keep = _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"])
-    ending = wait.run(keep, once=ctx.check_mode)
-    return {
-        "verdict": ending.verdict,
-        "msg": ending.msg,
-        "tier_reached": wait.reached,
-        "tiers": [dict(vars(tier)) for tier in wait.tiers],
-        "phase": progress.phase,
-        "percent": progress.percent,
-        "movement": progress.movement(),
-        "restarts": wait.restarts,
-        "cause": None if ending.verdict == "ready" else ending.cause,
-        "log_tail": list(progress.tail),
-        "unit_state": None if wait.state is None else wait.state.as_result(),
-        "elapsed": round(deadline.elapsed, 3),
-    }
+    return wait.as_dict(wait.run(keep, once=ctx.check_mode))
 
 
 def main() -> None:

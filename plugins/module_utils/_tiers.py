@@ -1,0 +1,89 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What a wait for a model looks at, what it is asked for, and what it answers."""
+
+from __future__ import annotations
+
+import typing as t
+from dataclasses import dataclass, field
+
+from . import _generation, _http, _limits
+from ._progress import Activity
+from ._systemd import UnitState
+
+__all__ = ("TIERS", "Ending", "Listener", "Options", "Target", "Tier")
+
+TIERS = ("unit", "listener", "health", "model", "generation")
+
+
+class Listener(t.NamedTuple):
+    """Who listens on the engine's port.
+
+    ``owned``: a process of the unit. ``forwarder``: one that takes connections in for the unit, by what is seen of it.
+    ``translated``: nobody on this host, but the unit's processes live in a network of their own. ``none``: nobody.
+    ``foreign``: somebody else. ``unexplained``: who it is, or for whom it listens, cannot be seen.
+    """
+
+    kind: str
+    detail: str = ""
+
+
+class Target(t.Protocol):
+    """The service that is waited for, as the host shows it."""
+
+    def unit(self) -> t.Optional[UnitState]:
+        """The state of the unit, or None when there is only a URL."""
+
+    def activity(self, state: UnitState) -> Activity:
+        """What the owned processes have used; also remembers which they are."""
+
+    def log(self, state: UnitState) -> t.List[t.Tuple[str, bool]]:
+        """New lines, each with whether the service itself wrote it rather than systemd."""
+
+    def listener(self, state: UnitState) -> Listener:
+        """Who listens on the port."""
+
+    def get(self, path: str, timeout: float) -> _http.Answer:
+        """Ask the engine."""
+
+    def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> _generation.Side:
+        """Ask the engine for one token."""
+
+
+class Options(t.NamedTuple):
+    """What to wait for, and how long."""
+
+    model: t.Optional[str] = None
+    tier: str = "generation"
+    max_restarts: int = 3
+    interval: float = 1.0
+    generation_timeout: float = 60.0
+    timeout: float = 1800.0
+    stall_timeout: float = 300.0
+
+    def check(self) -> None:
+        _limits.more_than_zero(
+            timeout=self.timeout,
+            stall_timeout=self.stall_timeout,
+            interval=self.interval,
+            generation_timeout=self.generation_timeout,
+        )
+
+
+@dataclass
+class Tier:
+    name: str
+    reached: t.Optional[bool] = False
+    at: t.Optional[float] = None
+    detail: str = ""
+
+
+@dataclass
+class Ending:
+    """A final verdict and its sentence."""
+
+    verdict: str
+    msg: str
+    cause: t.Optional[t.Dict[str, str]] = field(default=None)

@@ -1,0 +1,170 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What a wait makes of the port, of the answers and of the token."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import _http
+from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
+from service import Service, listing, loading
+
+
+def test_another_process_on_the_port_is_the_wrong_server_when_seen_twice() -> None:
+    service = Service()
+    service.port = lambda now: Listener("foreign", '99 "open-webui" (unit none)')
+    found = service.wait()
+    assert (found.verdict, found.wait.reached) == ("wrong_server", "unit")
+    assert found.msg == ("the port belongs to another process than the unit's: " + '99 "open-webui" (unit none)')
+    # The last look at the old instance of a hand-over is normal.
+    service.clock.now = 0
+    service.port = lambda now: Listener("foreign" if now < 0.2 else "owned", "x")
+    assert service.wait().verdict == "ready"
+
+
+def test_a_page_is_the_wrong_server() -> None:
+    service = Service()
+    service.health = lambda now: _http.Answer("u/health", status=200, content_type="text/html")
+    found = service.wait()
+    assert (found.verdict, found.msg) == (
+        "wrong_server",
+        "u/health answers with an HTML page: it is another program",
+    )
+
+
+def test_address_translation_counts_when_the_unit_explains_it() -> None:
+    service = Service()
+    service.port = lambda now: Listener("translated", "the unit runs a container")
+    found = service.wait()
+    assert found.verdict == "ready"
+    assert found.wait.tiers[1].detail == (
+        "it answers, although no process of this host listens: the unit runs a container"
+    )
+
+
+@pytest.mark.parametrize(
+    ("listener", "detail"),
+    [
+        (Listener("unexplained", "process 30 takes connections in"), "process 30 takes connections in"),
+        (
+            Listener("none"),
+            "it answers, although no process of this host listens: nothing shows that it is the unit's",
+        ),
+    ],
+)
+def test_a_listener_that_nothing_explains_is_named_and_never_ready_nor_the_wrong_server(
+    listener: Listener, detail: str
+) -> None:
+    service = Service()
+    service.port = lambda now: listener
+    found = service.wait(timeout=600, stall=30)
+    assert (found.verdict, found.wait.reached) == ("stalled", "unit")
+    assert found.msg == 'for 30 s nothing moved: the tier "listener" is not reached: ' + detail
+    assert service.asked == []
+
+
+def test_a_model_that_is_not_listed_is_never_ready() -> None:
+    service = Service()
+    found = service.wait(model="other")
+    assert (found.verdict, found.msg) == ("wrong_server", 'the model "other" is not listed: there are "m"')
+    assert service.asked == []
+    # A server whose list grows is given its time.
+    service.clock.now = 0
+    service.models = lambda now: listing("a", "other") if now > 20 else listing("a")
+    assert service.wait("openai", model="other").verdict == "ready"
+
+
+def test_models_of_another_engine_are_the_wrong_server() -> None:
+    service = Service()
+    service.models = lambda now: listing("m", owner="open-webui")
+    assert service.wait(model="m").msg == ('another server answers: its models belong to "open-webui", not to vLLM')
+
+
+def test_a_generation_that_never_comes_is_wedged() -> None:
+    service = Service()
+    service.token = lambda now: Side("wedged", error="no answer within 60 s")
+    found = service.wait(timeout=600, stall=120)
+    assert (found.verdict, found.wait.reached) == ("wedged", "model")
+    assert found.seconds < 130
+    assert len(service.asked) <= 2
+
+
+def test_a_generation_that_compiles_first_is_waited_for() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    service.token = lambda now: Side("wedged", error="no answer") if now < 150 else Side("ok", ttft=1)
+    assert service.wait(timeout=600, stall=120).verdict == "ready"
+
+
+def test_a_wedge_that_burns_the_processor_is_wedged_at_the_deadline() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    service.token = lambda now: Side("wedged", error="no answer within 60 s")
+    assert service.wait(timeout=300, stall=120).verdict == "wedged"
+
+
+def test_an_attempt_that_the_deadline_cut_short_proves_no_wedge() -> None:
+    service = Service()
+    loading(service, 270)
+    service.cpu = lambda now: now
+    service.token = lambda now: Side("wedged", error="no answer within 30 s")
+    found = service.wait(timeout=300, generation_timeout=60)
+    assert (found.verdict, found.wait.reached) == ("progressing", "model")
+    assert found.msg == (
+        "not ready after 300 s, but something moved 0 s ago: "
+        'the tier "generation" is not reached: wedged: no answer within 30 s'
+    )
+    # With an attempt before it that had all its time it is one.
+    service.clock.now = 0
+    loading(service, 200)
+    assert service.wait(timeout=300, generation_timeout=60).verdict == "wedged"
+
+
+@pytest.mark.parametrize(
+    "side",
+    [
+        Side("busy", status=429, error="status 429"),
+        Side("error_response", status=503, error="status 503"),
+        Side("dead", error="connection refused"),
+        Side("error_response", error="the connection was closed without an answer"),
+    ],
+)
+def test_an_engine_that_is_overloaded_or_not_there_is_not_wedged(side: Side) -> None:
+    service = Service()
+    service.token = lambda now: side
+    service.cpu = lambda now: now
+    assert service.wait(timeout=100).verdict == "progressing"
+    service.clock.now = 0
+    service.cpu = lambda now: 0.0
+    assert service.wait(timeout=100, stall=20).verdict == "stalled"
+    # What it did before is no proof of what it does now.
+    service.clock.now = 0
+    service.cpu = lambda now: now
+    service.token = lambda now: Side("wedged", error="no answer") if now < 50 else side
+    assert service.wait(timeout=100, generation_timeout=10).verdict == "progressing"
+
+
+def test_a_generation_that_fails_is_wedged_after_three() -> None:
+    service = Service()
+    service.token = lambda now: Side("error_response", status=500, error="status 500: boom")
+    found = service.wait()
+    assert (found.verdict, len(service.asked)) == ("wedged", 3)
+    assert found.msg == "the engine lists its model, but it does not generate: status 500: boom"
+
+
+def test_a_server_that_still_warms_up_is_not_wedged() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    service.token = lambda now: Side("error_response", status=503, error="busy") if now < 30 else Side("ok", ttft=1)
+    assert service.wait().verdict == "ready"
+
+
+@pytest.mark.parametrize("where", ["models", "token"])
+def test_a_refused_key_is_reported_at_once(where: str) -> None:
+    service = Service()
+    service.models = lambda now: _http.Answer("u", status=401) if where == "models" else listing("m")
+    service.token = lambda now: Side("auth_error", status=401, error="status 401")
+    assert service.wait().verdict == "auth_error"
