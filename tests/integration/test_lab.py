@@ -158,7 +158,9 @@ class TestHosts:
     def test_a_lab_of_the_same_name_is_refused(self) -> None:
         done = lab("up", "--name", NAME, "--host", "a=bookworm", checked=False)
         assert done.returncode == 1
-        assert done.stderr == f"lab: lab '{NAME}' is already up, from '{common.REPO}': take it down first.\n"
+        assert done.stderr == (
+            f"lab: lab '{NAME}' exists already, from '{common.REPO}': remove it first, with 'lab.py down --name {NAME}'.\n"
+        )
         assert ssh("gpu1", "true").returncode == 0
 
     def test_another_lab_beside_it(self) -> None:
