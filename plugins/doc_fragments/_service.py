@@ -27,6 +27,6 @@ options:
       - The run that holds the lease of O(service), as M(gpuops.serving.service_lease) returned it.
       - With it, the call renews the lease, and answers RV(verdict=refused) without doing anything when the lease
         has gone to another run in the meantime.
-      - Without it, the call is refused while another run holds a fresh lease.
+      - Without it, a call that changes something is refused while another run holds a fresh lease.
     type: str
 """

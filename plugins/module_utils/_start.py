@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 from . import _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
@@ -15,6 +15,9 @@ from ._survey import Survey
 from ._systemd import UnitState
 
 __all__ = ["start"]
+
+# Why the unit must not be started now: a verdict and its sentence; None when nothing speaks against it.
+Gate = Callable[[], "tuple[str, str] | None"]
 
 POLL = 0.2
 LAST_ANSWER = 1.0  # seconds for systemd when the time is over
@@ -27,8 +30,9 @@ def start(
     reset_failed: bool = True,
     check_mode: bool = False,
     clock: Clock = SYSTEM_CLOCK,
+    gate: Gate | None = None,
 ) -> dict[str, Any]:
-    """Start the selected unit and return its verdict.
+    """Start the selected unit and return its verdict. ``gate`` is asked last, when it would be started now.
 
     A unit between two lives does not run: systemd only waits to begin the next. A start job would wait with it, so the
     unit is stopped first, which also keeps systemd from starting it between the look for survivors and the start.
@@ -81,6 +85,9 @@ def start(
         named = ", ".join('%d "%s"' % (process["pid"], process["name"]) for process in survivors)
         text = "is not started: processes of its earlier life are alive: %s: stop them with process_tree_stop" % named
         return answer("survivors", text, survivors)
+    held = gate() if gate is not None else None
+    if held is not None:
+        return answer(held[0], "is not started: %s" % held[1])
     changed = True
     if check_mode:
         return answer("started", "would be started")

@@ -25,6 +25,7 @@ author:
   - gpuops.serving contributors (@gpuops)
 extends_documentation_fragment:
   - gpuops.serving._service
+  - gpuops.serving._service.mutating
   - gpuops.serving._attributes
 options:
   gpus:
@@ -300,10 +301,18 @@ elapsed:
   sample: 2.045
 """
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _selection
+import typing as t
+
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _selection
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu import DEFAULT_ALLOWED, Options, Reading, wait_clear
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu import (
+    DEFAULT_ALLOWED,
+    Options,
+    Reading,
+    read,
+    wait_clear,
+)
 
 
 def options_of(params: _ansible.Result) -> Options:
@@ -336,7 +345,13 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
         none = Reading(verdict="clear", readings=0).as_dict()
         none["msg"] = 'the service "%s" uses no GPU' % ctx.params["service"]
         return none
-    reading = wait_clear(options, Deadline(ctx.params["timeout"]))
+    keep = _lease.keeper(ctx.params["service"], None if ctx.check_mode else ctx.params["run_id"])
+
+    def look(wanted: Options, limit: t.Optional[float]) -> Reading:
+        keep()
+        return read(wanted, limit)
+
+    reading = wait_clear(options, Deadline(ctx.params["timeout"]), look)
     for text in reading.warnings:
         ctx.warn(text)
     return reading.as_dict()
@@ -346,6 +361,7 @@ def main() -> None:
     _ansible.run_module(
         {
             **_ansible.service_spec(),
+            **_ansible.mutating_spec(),
             "gpus": {"type": "list", "elements": "str"},
             "vendor": {"type": "str", "choices": ["auto", "nvidia"], "default": "auto"},
             "expected_gpus": {"type": "int"},

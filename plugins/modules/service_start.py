@@ -14,6 +14,8 @@ description:
     being loaded. Use M(gpuops.serving.wait_model_ready) for that.
   - Refuses to start a unit while processes of its earlier life are alive, and names them.
     M(gpuops.serving.process_tree_stop) ends them.
+  - Refuses to start a unit while a GPU that it needs is not clear, and names the holder. M(gpuops.serving.gpu_clear)
+    waits for that.
   - A unit that waits for its next automatic restart (C(activating) to systemd) does not run. When nothing of its
     earlier life is alive it is stopped, so that the wait is over, and started at once.
 author:
@@ -39,7 +41,19 @@ options:
     description: Reset a failed state and the start counter first, since a start limit that was hit refuses every start.
     type: bool
     default: true
+  gpus:
+    description:
+      - The GPUs that must be clear, each as index, UUID or PCI address. An empty list means that the unit uses none.
+      - Default are those of O(service), and all of the host when its definition names none. For a unit without a
+        definition, nothing is looked at unless this is given.
+    type: list
+    elements: str
+  memory_tolerance:
+    description: MiB that may be in use on an idle device.
+    type: int
+    default: 64
 seealso:
+  - module: gpuops.serving.gpu_clear
   - module: gpuops.serving.process_tree_stop
   - module: gpuops.serving.wait_model_ready
 """
@@ -61,6 +75,7 @@ verdict:
       automatic restart.
     - V(survivors) when processes of an earlier life are alive, V(refused) when the unit is masked, held by a condition,
       or still stopping, V(failed) when its process ended at once, V(not_found) when there is no such unit.
+    - V(busy), V(unknown) or V(error) when a GPU is not clear, as M(gpuops.serving.gpu_clear) says it.
   type: str
   returned: always
   sample: started
@@ -100,8 +115,22 @@ elapsed:
 
 import typing as t
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _selection, _start
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _gpu, _selection, _site, _start
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+
+
+def gate_of(params: t.Mapping[str, t.Any]) -> t.Optional[_start.Gate]:
+    """Whether the GPUs of the unit are clear; nothing to ask when it uses none, or when nobody said which."""
+    if params["gpus"] == [] or (params["gpus"] is None and not params.get("definition")):
+        return None
+    _site.require(["pynvml"])
+    options = _gpu.Options(gpus=params["gpus"], memory_tolerance=params["memory_tolerance"])
+
+    def gate() -> t.Optional[t.Tuple[str, str]]:
+        reading = _gpu.read(options)
+        return None if reading.verdict == "clear" else (reading.verdict, reading.message)
+
+    return gate
 
 
 def start(context: _ansible.Context) -> t.Dict[str, t.Any]:
@@ -114,6 +143,7 @@ def start(context: _ansible.Context) -> t.Dict[str, t.Any]:
         timeout=params["timeout"],
         reset_failed=params["reset_failed"],
         check_mode=context.check_mode,
+        gate=gate_of(params),
     )
     if result["unit_state"]["need_reload"]:
         context.warn(
@@ -131,9 +161,11 @@ def main() -> None:
             unit={"type": "str"},
             timeout={"type": "float", "default": 30},
             reset_failed={"type": "bool", "default": True},
+            gpus={"type": "list", "elements": "str"},
+            memory_tolerance={"type": "int", "default": 64},
         ),
         start,
-        fill={"unit": "unit"},
+        fill={"unit": "unit", "gpus": "gpus"},
         mutating=True,
         required_one_of=[("service", "unit")],
     )

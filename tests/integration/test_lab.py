@@ -159,7 +159,7 @@ class TestHosts:
         done = lab("up", "--name", NAME, "--host", "a=bookworm", checked=False)
         assert done.returncode == 1
         assert done.stderr == (
-            f"lab: lab '{NAME}' exists already, from '{common.REPO}': remove it first, with 'lab.py down --name {NAME}'.\n"
+            f"lab: lab '{NAME}' exists, from '{common.REPO}': remove it with 'lab.py down --name {NAME}'.\n"
         )
         assert ssh("gpu1", "true").returncode == 0
 

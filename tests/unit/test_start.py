@@ -54,6 +54,19 @@ def test_units_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, state: t.
     assert (result["verdict"], result["changed"]) == (verdict, False)
 
 
+def test_a_gate_is_asked_last_and_keeps_the_unit_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, active_state="inactive")
+    held = start(host, gate=lambda: ("busy", 'GPU 0 is busy: process 7 "x" holds 44000 MiB'))
+    assert (held["verdict"], held["changed"], host.state.active_state) == ("busy", False, "inactive")
+    assert held["msg"] == 'the unit "qwen.service" is not started: GPU 0 is busy: process 7 "x" holds 44000 MiB'
+    assert start(host, gate=lambda: None)["verdict"] == "started"
+
+    def never() -> t.Optional[t.Tuple[str, str]]:
+        raise AssertionError("a unit that runs is not asked about")
+
+    assert start(host, gate=never)["verdict"] == "running"
+
+
 def test_check_mode_has_the_same_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, active_state="inactive")
     plan = start(host, check_mode=True)

@@ -40,9 +40,7 @@ def _claim(name: str, hosts: list[HostSpec]) -> Lab:
     with locked(RUN / ".lock"):
         old = state.load(name)
         if old is not None:
-            raise LabError(
-                f"lab '{name}' exists already, from '{old.repository}': remove it first, with 'lab.py down --name {name}'."
-            )
+            raise LabError(f"lab '{name}' exists, from '{old.repository}': remove it with 'lab.py down --name {name}'.")
         index = network.free_index({lab.index for lab in state.all_labs()})
         lab = Lab(name, index, str(REPO))
         for number, spec in enumerate(hosts, 1):
