@@ -74,13 +74,15 @@ def run_module(
                 module.no_log_values.add(params["api_key"])
         context = Context(module, params)
         if mutating and not module.check_mode:
-            with _lease.operation(params.get("service"), params.get("run_id")):
+            # A unit that is named alone is under the lease of its service all the same.
+            service = params.get("service") or _service.of_unit(params.get("unit") or "")
+            with _lease.operation(service, params.get("run_id")):
                 result = body(context)
         else:
             result = body(context)
         verdict = _verdicts.lookup(result["verdict"])
     except ServingError as error:
-        failure = dict(error.result)
+        failure = {key: value for key, value in error.result.items() if key != "msg"}
         failure.setdefault("changed", False)
         failure.setdefault("ok", False)
         failure.setdefault("verdict", "error")

@@ -77,11 +77,16 @@ def read(service: str) -> t.Optional[Lease]:
         return Lease("unreadable", "unknown", "unknown", time.time(), 0.0)
 
 
-def take(service: str, run_id: str, controller: str, phase: str, term: float = TERM) -> t.Optional[Lease]:
-    """Make ``run_id`` the owner for ``term`` seconds. Returns the earlier owner whose lease had expired, if any."""
+def take(
+    service: str, run_id: str, controller: str, phase: str, term: float = TERM, force: bool = False
+) -> t.Optional[Lease]:
+    """Make ``run_id`` the owner for ``term`` seconds, and return the earlier owner if there was one.
+
+    A fresh lease of another run is refused, unless ``force`` says that it is known to be dead.
+    """
     with _file_lock(service):
         current = read(service)
-        if current is not None and current.fresh and current.run_id != run_id:
+        if current is not None and current.fresh and current.run_id != run_id and not force:
             raise _lost(service, current)
         since = current.since if current is not None and current.run_id == run_id else time.time()
         _write(service, run_id, controller, phase, since, term)
@@ -96,7 +101,12 @@ def renew(service: t.Optional[str], run_id: t.Optional[str], phase: t.Optional[s
         current = read(service)
         if current is None or current.run_id != run_id:
             raise _lost(service, current)
-        _write(service, run_id, current.controller, phase or current.phase, current.since)
+        try:
+            _write(service, run_id, current.controller, phase or current.phase, current.since)
+        except ServingError:
+            # A full disk must not break off a run that still owns the service.
+            if not current.fresh:
+                raise
 
 
 def keeper(service: t.Optional[str], run_id: t.Optional[str], every: float = 5.0) -> t.Callable[[], None]:
@@ -184,9 +194,8 @@ def _open_lock(path: str) -> int:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ServingError(
-            'the lock "%s" cannot be opened: %s: run as root, or with become' % (path, error.strerror)
-        ) from error
+        remedy = ": run as root, or with become" if error.errno in (errno.EACCES, errno.EPERM) else ""
+        raise ServingError('the lock "%s" cannot be opened: %s%s' % (path, error.strerror, remedy)) from error
 
 
 def _holder(handle: int) -> str:
@@ -239,11 +248,21 @@ def _write(service: str, run_id: str, controller: str, phase: str, since: float,
         "boot_id": _boot_id(),
         "renewed_monotonic": time.monotonic(),
     }
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     temporary = "%s.%d" % (path, os.getpid())
-    with open(temporary, "w", encoding="utf-8") as handle:
-        json.dump(record, handle)
-    os.replace(temporary, path)
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        try:
+            with open(temporary, "w", encoding="utf-8") as handle:
+                json.dump(record, handle)
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ServingError(
+            'the lease of the service "%s" cannot be written: %s: %s' % (service, path, error.strerror)
+        ) from error
 
 
 def _file_lock(service: str) -> t.ContextManager[None]:

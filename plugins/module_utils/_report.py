@@ -56,7 +56,8 @@ def add(path: str, rollout: str, action: str, new: Entry) -> t.Dict[str, t.Any]:
     """Put an entry into the report of its rollout. A report of another rollout is begun anew."""
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        lock = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        folder, name = os.path.split(os.path.abspath(path))
+        lock = os.open(os.path.join(folder, ".%s.lock" % name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ServingError('the report "%s" cannot be written: %s' % (path, error.strerror)) from error
     try:

@@ -61,6 +61,20 @@ def names(folder: str = FOLDER) -> t.List[str]:
     return sorted(entry[: -len(".json")] for entry in found if entry.endswith(".json"))
 
 
+def of_unit(unit: str, folder: str = "") -> t.Optional[str]:
+    """The name of the service whose definition names this unit."""
+    folder = folder or FOLDER
+    wanted = unit if "." in unit else unit + ".service"
+    for name in names(folder):
+        try:
+            if load(name, folder).get("unit") == wanted:
+                return name
+        except ServingError:
+            # What cannot be read cannot be matched; whoever works on that service by name is told.
+            continue
+    return None
+
+
 def fill(params: t.Dict[str, t.Any], mapping: t.Mapping[str, str], folder: str = FOLDER) -> t.Dict[str, t.Any]:
     """Options with the gaps filled from the definition of ``params["service"]``.
 

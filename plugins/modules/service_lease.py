@@ -57,6 +57,12 @@ options:
       - With the default V(0), a fresh lease of another run is refused at once.
     type: float
     default: 0
+  force:
+    description:
+      - Take the lease from another run that still renews it. For a run that is known to be dead, whose last module goes
+        on waiting on the host; that module is then refused. A process that is changing the service is still waited for.
+    type: bool
+    default: false
   lock_timeout:
     description:
       - How long to wait, in seconds, for a process that an earlier run left behind and that still changes the service.
@@ -96,7 +102,7 @@ run_id:
   returned: when the lease was taken or given back
   sample: 5b0a4c0e7d5f4d0c
 taken_over_from:
-  description: The earlier run whose lease had expired.
+  description: The earlier run, whose lease had expired or was taken by force.
   type: dict
   returned: when there was one
 lease:
@@ -120,13 +126,13 @@ from ansible_collections.gpuops.serving.plugins.module_utils._errors import Usag
 def present(ctx: _ansible.Context) -> _ansible.Result:
     params = ctx.params
     for option in ("term", "wait", "lock_timeout"):
-        if params[option] < 0:
-            raise UsageError("%s must not be negative: it is %g" % (option, params[option]))
+        if not 0 <= params[option] < float("inf"):
+            raise UsageError("%s must be a number of seconds, not %g" % (option, params[option]))
     run_id = params["run_id"] or uuid.uuid4().hex[:16]
     deadline = Deadline(params["wait"])
     if ctx.check_mode:
         current = _lease.read(params["service"])
-        taken = current is not None and current.fresh and current.run_id != run_id
+        taken = current is not None and current.fresh and current.run_id != run_id and not params["force"]
         return {
             "verdict": "refused" if taken else "held",
             "changed": not taken and (current is None or current.run_id != run_id),
@@ -138,7 +144,9 @@ def present(ctx: _ansible.Context) -> _ansible.Result:
     while True:
         try:
             before = _lease.read(params["service"])
-            earlier = _lease.take(params["service"], run_id, params["controller"], params["phase"], params["term"])
+            earlier = _lease.take(
+                params["service"], run_id, params["controller"], params["phase"], params["term"], params["force"]
+            )
             break
         except _lease.Lost:
             if deadline.expired:
@@ -188,6 +196,7 @@ def main() -> None:
             "phase": {"type": "str", "default": "start"},
             "term": {"type": "float", "default": _lease.TERM},
             "wait": {"type": "float", "default": 0},
+            "force": {"type": "bool", "default": False},
             "lock_timeout": {"type": "float", "default": 60},
         },
         body,

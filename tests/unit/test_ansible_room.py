@@ -91,6 +91,15 @@ def test_an_error_without_a_verdict_of_its_own_is_an_error(run: t.Any) -> None:
     assert (code, result["verdict"], result["ok"]) == (1, "error", False)
 
 
+def test_an_error_in_the_middle_keeps_what_was_found_and_says_its_own_sentence(run: t.Any) -> None:
+    def body(ctx: _ansible.Context) -> _ansible.Result:
+        raise ServingError("the lease is gone", msg="2 processes are left", verdict="survivors", survivors=[1])
+
+    code, result = run(body)
+    assert (code, result["msg"], result["verdict"]) == (1, "the lease is gone", "survivors")
+    assert result["survivors"] == [1]
+
+
 def test_a_bug_is_called_one(run: t.Any) -> None:
     code, result = run(lambda ctx: {"verdict": 1 / 0})
     assert code == 1
@@ -145,6 +154,22 @@ def test_a_change_under_another_runs_lease_is_refused_and_not_begun(run: t.Any) 
         arguments={"service": "qwen", "run_id": "one"},
     )
     assert (code, result["verdict"]) == (0, "stopped")
+
+
+def test_a_unit_is_under_the_lease_of_the_service_that_names_it(
+    run: t.Any, tmp_path: t.Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_service, "FOLDER", str(tmp_path))
+    (tmp_path / "qwen.json").write_text('{"name": "qwen", "unit": "gpuops-qwen.service"}', encoding="utf-8")
+    _lease.take("qwen", "one", "ops@deploy01", "stop")
+    spec = dict(_ansible.service_spec(), **_ansible.mutating_spec(), unit={"type": "str"})
+    for unit in ("gpuops-qwen.service", "gpuops-qwen"):
+        code, result = run(lambda ctx: {"verdict": "stopped"}, spec, mutating=True, arguments={"unit": unit})
+        assert (code, result["verdict"]) == (1, "refused")
+    code, result = run(
+        lambda ctx: {"verdict": "stopped", "msg": "done"}, spec, mutating=True, arguments={"unit": "other.service"}
+    )
+    assert code == 0
 
 
 def test_check_mode_takes_no_lock(run: t.Any, tmp_path: t.Any) -> None:

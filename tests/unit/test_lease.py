@@ -81,6 +81,32 @@ def test_services_with_similar_names_have_locks_of_their_own() -> None:
         pass
 
 
+def test_force_takes_a_fresh_lease_and_shuts_the_other_run_out() -> None:
+    _lease.take("qwen", "one", "a", "wait")
+    earlier = _lease.take("qwen", "two", "b", "start", force=True)
+    assert earlier is not None and earlier.run_id == "one"
+    with pytest.raises(_lease.Lost):
+        _lease.renew("qwen", "one")
+
+
+def test_a_full_disk_does_not_break_off_the_run_that_owns_the_service(
+    folders: str, clock: t.List[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _lease.take("qwen", "one", "a", "stop")
+    real = os.replace
+
+    def full(*_paths: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    _lease.renew("qwen", "one")
+    assert os.listdir(os.path.join(folders, "state", "qwen")) == ["lease.json"]
+    clock[0] += 61
+    with pytest.raises(ServingError, match=r'the lease of the service "qwen" cannot be written: .*: No space left'):
+        _lease.renew("qwen", "one")
+    monkeypatch.setattr(os, "replace", real)
+
+
 def test_renewing_prolongs(clock: t.List[float]) -> None:
     _lease.take("qwen", "one", "a", "stop")
     clock[0] += 50
