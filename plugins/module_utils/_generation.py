@@ -19,6 +19,7 @@ __all__ = ("DIRECT", "ROUTE", "Question", "Side", "judge", "overall", "probe", "
 
 DIRECT, ROUTE = "direct", "route"
 EXCERPT = 200
+FAILED_ENDS = ("error", "abort")  # ways to end that are no end of a generation
 # From harmless to grave; of several attempts the gravest is the verdict.
 GRAVITY = (
     "ok",
@@ -211,14 +212,16 @@ def judge(answer: _http.Answer, kind: str, model: t.Optional[str]) -> Side:
         return side
     replies = _replies(answer)
     for at, reply in replies:
-        if reply.get("error") and not reply.get("choices"):
-            side.verdict, side.error = "error_response", "status 200 with an error: %s" % str(reply["error"])[:EXCERPT]
+        wrong = _error_in(reply)
+        if wrong:
+            side.verdict, side.error, side.ttft = "error_response", "status 200 with an error: %s" % wrong, None
             return side
-        side.model = reply.get("model") or side.model
+        name = reply.get("model")
+        side.model = name if name and isinstance(name, str) else side.model
         usage = reply.get("usage")
         count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        if isinstance(count, int):
-            side.tokens = count
+        if isinstance(count, (int, float)) and not isinstance(count, bool):
+            side.tokens = max(0, int(count))
         if side.ttft is None and (_content(reply, kind) or (side.tokens or 0) >= 1):
             side.ttft = at
     if side.tokens == 0:
@@ -233,6 +236,26 @@ def judge(answer: _http.Answer, kind: str, model: t.Optional[str]) -> Side:
     elif side.tokens is None:
         side.tokens = 1
     return side
+
+
+def _choices(reply: Reply) -> t.List[Reply]:
+    choices = reply.get("choices")
+    return [choice for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else []
+
+
+def _error_in(reply: Reply) -> str:
+    """The error that a reply with status 200 carries, empty without one: what stands beside it is no token."""
+    error = reply.get("error")
+    if error or isinstance(error, dict):
+        return str(error)[:EXCERPT]
+    if reply.get("object") == "error":
+        return str(reply.get("message"))[:EXCERPT]
+    for choice in _choices(reply):
+        end = choice.get("finish_reason")
+        word = end.get("type") if isinstance(end, dict) else end
+        if word in FAILED_ENDS:
+            return 'the generation ended with "%s"' % word
+    return ""
 
 
 def _replies(answer: _http.Answer) -> t.List[t.Tuple[float, Reply]]:
@@ -251,11 +274,9 @@ def _replies(answer: _http.Answer) -> t.List[t.Tuple[float, Reply]]:
 
 def _content(reply: Reply, kind: str) -> bool:
     """Whether a reply carries a token. The first one of a healthy engine may decode to an empty text."""
-    choices = reply.get("choices")
-    for choice in choices if isinstance(choices, list) else ():
-        if not isinstance(choice, dict):
-            continue
-        part = choice.get("delta") or choice.get("message") or {}
+    for choice in _choices(reply):
+        part = choice.get("delta") or choice.get("message")
+        part = part if isinstance(part, dict) else {}
         words = (choice.get("text"), part.get("content"), part.get("reasoning_content"), part.get("reasoning"))
         # "length" says that the one token that was asked for has been made.
         if any(words) or choice.get("finish_reason") == "length":

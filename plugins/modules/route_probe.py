@@ -15,7 +15,8 @@ description:
   - A timeout is a failure. What has not answered within O(timeout) is cut off and its connection closed, so that
     probes never pile up, whatever the server does.
   - Proof of a token is a count of one in the usage, or a token in the answer. The first token of a healthy engine may
-    decode to an empty text. A usage that counts no token outweighs whatever else the answer holds.
+    decode to an empty text. A usage that counts no token outweighs whatever else the answer holds, and so does an error
+    in it, or a C(finish_reason) of V(error) or V(abort).
   - Nothing is changed. In check mode the probe is made all the same.
 requirements:
   - requests on the managed host. The role P(gpuops.serving.host_agent#role) installs it.
