@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import typing as t
 
@@ -94,7 +95,7 @@ def _address_problems(service: Item, of: str) -> t.List[str]:
     if service.get("port") is None:
         return [] if service.get("url") else ["neither the port nor the url %s is given" % of]
     port = str(service["port"])
-    if not port.isdigit() or not 0 < int(port) < 65536:
+    if not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         return ['the port "%s" %s is not a number from 1 to 65535' % (port, of)]
     return []
 
@@ -122,10 +123,11 @@ def _managed_problems(service: Item, of: str) -> t.List[str]:
     found: t.List[str] = []
     if not service.get("command"):
         found.append("the command %s is missing: name its program, or set manage_unit to false" % of)
-    try:
-        _services.exec_start(service)
-    except ValueError as error:
-        found.append("the command %s cannot be used: %s" % (of, error))
+    else:
+        try:
+            _services.exec_start(service)
+        except ValueError as error:
+            found.append("the command %s cannot be used: %s" % (of, error))
     try:
         _systemd_text.environment_file(_services.environment(service))
     except ValueError as error:
@@ -169,7 +171,6 @@ def _clashes(services: t.Sequence[Item]) -> t.List[str]:
 
 def _is_number(value: t.Any) -> bool:
     try:
-        float(value)
+        return math.isfinite(float(value))
     except (TypeError, ValueError):
         return False
-    return True

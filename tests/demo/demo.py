@@ -11,6 +11,8 @@ of before lives on, or when a host does not serve in the end.
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 import time
 import typing as t
@@ -19,6 +21,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 
 from fleet import GPU_HOSTS, REPO, UNITS, Fleet, FleetError, Traffic
+
+sys.path.insert(0, str(REPO / ".cache" / "collections"))
+
+from ansible_collections.gpuops.serving.plugins.module_utils._report import table
 
 BUILD = REPO / "build" / "demo"
 LEAST_IN_FLIGHT = 20
@@ -50,6 +56,50 @@ def naive_restart(fleet: Fleet) -> t.Dict[str, t.Any]:
     if {row["pid"] for row in orphans} - {holder["pid"] for holder in named}:
         raise FleetError(f"gpu_clear does not name the orphan: {named}")
     return {"orphans": orphans, "next_start": log, "gpu_clear": named}
+
+
+# Tasks that say nothing to a spectator.
+BACKSTAGE = (
+    *(
+        "Validating",
+        "Begin",
+        "Go through",
+        "Enter the",
+        "Do the phase",
+        "See that",
+        "Name the run",
+        "Keep the services",
+    ),
+    *("Look for", "Read the", "Group the", "Refuse", "Restart the service cleanly", "Report", "Write the report"),
+    *("Show the table", "Note that", "Fail a host", "Name what", "Begin no batch", "Plan the", "See to"),
+)
+
+
+def play(fleet: Fleet, playbook: str, log: Path, *arguments: str) -> int:
+    """Run a playbook: everything it prints goes into a log, what happens on the hosts is shown."""
+    argv = fleet.ansible_argv(playbook, *arguments)
+    print(f"    (the whole output: {log.relative_to(REPO)})", flush=True)
+    task, telling = "", False
+    with open(log, "w", encoding="utf-8") as whole, subprocess.Popen(
+        argv, env=fleet.environment(), cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            whole.write(line)
+            header = re.match(r"TASK \[(?:[\w.]+ : )?(.*)\]", line)
+            result = re.match(r"(ok|changed|failed|fatal|unreachable): \[(\w+)", line)
+            if header:
+                task, telling = header.group(1), False
+            elif result and result.group(1) in ("failed", "fatal", "unreachable"):
+                print(f"    {result.group(2)}: FAILED: {task}", flush=True)
+                telling = True
+            elif result and task.startswith("Name what holds"):
+                telling = True
+            elif result and not task.startswith(BACKSTAGE):
+                print(f"    {result.group(2)}: {task}", flush=True)
+            elif telling and line.strip() not in ("", "msg:"):
+                print("        " + line.strip().lstrip("- ").strip("'"), flush=True)
+    return process.returncode
 
 
 def verify(fleet: Fleet, before: t.Dict[str, t.Any], units: t.Dict[str, t.Any]) -> t.List[str]:
@@ -89,7 +139,8 @@ def run() -> int:
         print("    they are up already: make demo-down removes them")
     say("Deploying: gpu1 and gpu2 by gpuops.serving.deploy, gpu3 keeps its hand-written unit with KillMode=process")
     fleet.install_legacy()
-    fleet.playbook("deploy", "-e", "service=qwen")
+    if play(fleet, "deploy", BUILD / "deploy.log", "-e", "service=qwen"):
+        raise FleetError(f"deploy failed: see {BUILD / 'deploy.log'}")
     fleet.wait_backends(dict.fromkeys(GPU_HOSTS, "UP"), timeout=120)
 
     say("systemctl restart of the hand-written unit on gpu3")
@@ -104,14 +155,8 @@ def run() -> int:
         traffic.wait_in_flight(LEAST_IN_FLIGHT, streams=3)
         say("ansible-playbook gpuops.serving.rolling_restart -e service=qwen")
         rollout_began = time.monotonic()
-        rolled = fleet.playbook(
-            "rolling_restart",
-            "-e",
-            "service=qwen",
-            "-e",
-            f"clean_restart_report={BUILD / 'rollout.json'}",
-            checked=False,
-        )
+        arguments = ("-e", "service=qwen", "-e", f"clean_restart_report={BUILD / 'rollout.json'}")
+        code = play(fleet, "rolling_restart", BUILD / "rolling_restart.log", *arguments)
         rollout_seconds = time.monotonic() - rollout_began
         summary = traffic.stop()
     finally:
@@ -119,8 +164,8 @@ def run() -> int:
 
     say("Verifying")
     wrong = verify(fleet, before, units)
-    if rolled.returncode:
-        wrong.append(f"rolling_restart exited {rolled.returncode}")
+    if code:
+        wrong.append(f"rolling_restart exited {code}")
     if summary["failed"]:
         wrong.append(f"{summary['failed']} client requests failed: see {traffic.report}")
     if summary["least_in_flight"] < LEAST_IN_FLIGHT:
@@ -134,10 +179,17 @@ def run() -> int:
         wrong=wrong,
     )
     (BUILD / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    for host in report["hosts"]:
-        for phase in host["phases"]:
-            print(f"{host['host']:<8}{phase['name']:<10}{phase['seconds']:>7.1f} s")
-    print(f"streams: {summary['streams']}, longest {summary['longest_stream']:.1f} s; rollout {rollout_seconds:.1f} s")
+    for orphan in naive["orphans"]:
+        print(f"    gpu3: pid {orphan['pid']} {orphan['name']}, which systemctl restart had left behind, is gone")
+    for host in GPU_HOSTS:
+        for row in fleet.processes(host):
+            print(f"    {host}: pid {row['pid']} {row['name']} serves{', holds the GPU' if row['gpu'] else ''}")
+    streams = f"{summary['streams']} streams of up to {summary['longest_stream']:.1f} s"
+    print(f"    {streams}; never fewer than {summary['least_in_flight']} requests in flight; seconds by phase:")
+    for line in table(report):
+        print("    " + line)
+    print(f"    report: {(BUILD / 'report.json').relative_to(REPO)}; hosts: ssh -F build/lab/demo/ssh_config gpu3")
+    print("    make demo-down removes the hosts")
     for line in wrong:
         print(f"demo: {line}", file=sys.stderr)
     restarted = sum(host["outcome"] == "ok" for host in report["hosts"])

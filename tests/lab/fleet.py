@@ -175,6 +175,7 @@ class Fleet:
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         environment.setdefault("ANSIBLE_CONFIG", str(REPO / "tests" / "ansible.cfg"))
         environment.setdefault("ANSIBLE_COLLECTIONS_PATH", str(REPO / ".cache" / "collections"))
+        environment.setdefault("ANSIBLE_HOME", str(REPO / ".cache" / "ansible"))
         return environment
 
     def ansible_argv(self, playbook: str, *arguments: str) -> t.List[str]:

@@ -84,8 +84,8 @@ def test_check_mode_changes_nothing_and_names_what_it_would_stop(fleet: Fleet, t
             assert f"to be stopped: pid {row['pid']} {row['name']}" in done.stdout
     assert lives(fleet) == kept
     assert set(fleet.backends().values()) == {"UP"}
-    # The one predicted change of each host is the stop.
-    assert done.stdout.count("changed=1 ") == len(GPU_HOSTS)
+    # The two predicted changes of each host are the withdrawal and the stop.
+    assert done.stdout.count("changed=2 ") == len(GPU_HOSTS)
     assert not (tmp_path / "report.json").exists()
     for host in GPU_HOSTS:
         assert fleet.run(host, "ls /var/lib/gpuops/qwen/lease.json", checked=False) == ""
@@ -142,7 +142,8 @@ def test_a_lost_host_stops_the_rollout_and_is_named(fleet: Fleet, tmp_path: Path
     found = outcomes(report)
     assert found[host]["outcome"] == "lost", seen
     assert f"{host} does not answer any more" in found[host]["failure"]["message"]
-    assert f"--limit {host}" in found[host]["next_command"]
+    left = "gpu1,gpu2,gpu3" if host == "gpu1" else "gpu2,gpu3"
+    assert f"--limit {left} -e clean_restart_lease_wait=90" in found[host]["next_command"]
     assert fleet.backends()[host] != "UP"
     now = lives_of(fleet, [name for name in GPU_HOSTS if name != host])
     if host == "gpu1":
@@ -238,18 +239,76 @@ def test_a_wedged_engine_never_drains_and_is_restarted_when_that_is_accepted(fle
     assert fleet.backends()["gpu1"] == "UP"
 
 
-def test_a_unit_that_does_not_exist_costs_no_serving_host(fleet: Fleet, tmp_path: Path) -> None:
-    services = json.dumps([{"name": "qwen", "unit": "qwne.service", "port": 8080, "gpus": ["0"]}])
-    kept = lives(fleet)
-    done = roll(
-        fleet, tmp_path / "report.json", "--limit", "gpu1", "-e", json.dumps({"gpuops_services": json.loads(services)})
-    )
+MISTAKES = {
+    "unit": (
+        {"unit": "qwne.service", "manage_unit": False},
+        "survey",
+        'the unit "qwne.service" of the service "qwen" on gpu1 is not-found',
+    ),
+    "model": ({"model": "tinny"}, "survey", '"tinny" is not listed: there are "tiny"'),
+    "backend": ({"gateway": {"backend": "qwem"}}, "withdraw", 'the backend "qwem"'),
+    "gateway host": ({"gateway": {"host": "gateway1"}}, "survey", 'the gateway host "gateway1"'),
+    "port": ({"port": 8099}, "drain", "nothing listens at the URL"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_in_the_inventory_stops_no_engine(fleet: Fleet, tmp_path: Path, what: str) -> None:
+    change, phase, message = MISTAKES[what]
+    service: t.Dict[str, t.Any] = {
+        "name": "qwen",
+        "engine": "llama_cpp",
+        "model": "tiny",
+        "port": 8080,
+        "gpus": ["0"],
+        "unit": "gpuops-qwen.service",
+        "manage_unit": False,
+        "gateway": {"type": "haproxy", "host": "gw", "backend": "qwen", "server": "gpu1", "url": fleet.gateway_url()},
+    }
+    gateway = dict(service["gateway"], **change.get("gateway", {}))
+    services = [dict(service, **change, gateway=gateway)]
+    before = fleet.processes("gpu1")
+    done = roll(fleet, tmp_path / "report.json", "--limit", "gpu1", "-e", json.dumps({"gpuops_services": services}))
     assert done.returncode != 0
     failure = outcomes(tmp_path / "report.json")["gpu1"]["failure"]
-    assert failure["phase"] == "survey"
-    assert 'the unit "qwne.service" of the service "qwen" on gpu1 is not-found' in failure["message"]
-    assert lives(fleet) == kept
-    assert fleet.backends()["gpu1"] == "UP"
+    assert failure["phase"] == phase, failure
+    assert message in failure["message"]
+    assert fleet.processes("gpu1") == before
+
+
+def test_a_gpu_that_somebody_else_holds_is_found_before_the_stop(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.run("gpu1", "systemd-run --quiet --unit=stranger gpu-hold --device 0 --memory 500 -- sleep 600")
+    before = fleet.processes("gpu1")
+    try:
+        done = roll(fleet, tmp_path / "report.json", "--limit", "gpu1")
+        assert done.returncode != 0
+        failure = outcomes(tmp_path / "report.json")["gpu1"]["failure"]
+        assert failure["phase"] == "survey"
+        assert '"sleep" (user root, unit stranger.service) on GPU 0 is not of this service' in failure["message"]
+        assert fleet.processes("gpu1") == before
+        assert fleet.backends()["gpu1"] == "UP"
+    finally:
+        fleet.run("gpu1", "systemctl stop stranger.service")
+
+
+def test_a_service_without_a_gateway_and_without_a_gpu(fleet: Fleet, tmp_path: Path) -> None:
+    command = ["/usr/bin/env", "LAB_LLAMA_NO_GPU=1", "/usr/local/bin/lab-llama", "8090", "side"]
+    side = {"name": "side", "engine": "llama_cpp", "model": "side", "port": 8090, "gpus": [], "command": command}
+    where = ("--limit", "gpu1", "-e", json.dumps({"gpuops_services": [side]}), "-e", "service=side")
+    where += ("-e", f"clean_restart_report={tmp_path / 'report.json'}")
+    try:
+        fleet.playbook("deploy", *where)
+        fleet.playbook("start", *where)
+        life = fleet.unit("gpu1", "gpuops-side.service")["InvocationID"]
+        fleet.playbook("rolling_restart", *where)
+        assert fleet.unit("gpu1", "gpuops-side.service")["InvocationID"] not in ("", life)
+        assert outcomes(tmp_path / "report.json")["gpu1"]["outcome"] == "ok"
+        fleet.playbook("stop", *where)
+        assert fleet.unit("gpu1", "gpuops-side.service")["ActiveState"] == "inactive"
+        fleet.playbook("deploy", *where)
+        assert fleet.unit("gpu1", "gpuops-side.service")["ActiveState"] == "inactive"
+    finally:
+        fleet.run("gpu1", "systemctl disable --now gpuops-side.service; rm -f /etc/gpuops/services/side.json", False)
 
 
 def test_a_rollout_under_traffic_loses_nothing(fleet: Fleet, tmp_path: Path, traffic: t.Callable[..., Traffic]) -> None:
