@@ -47,10 +47,10 @@ class Owned:
     processes: dict[ProcessRef, list[str]] = field(default_factory=dict)
     roots: list[ProcessRef] = field(default_factory=list)
     firm: set[ProcessRef] = field(default_factory=set)
-    # Of firmly owned processes, dead ones too: sessions and process groups that they led, users, units.
+    # Of firmly owned processes, dead ones too: sessions and process groups that they led, users, units with containers.
     leaders: set[int] = field(default_factory=set)
     users: set[int] = field(default_factory=set)
-    units: set[str | None] = field(default_factory=set)
+    places: set[tuple[str | None, str | None]] = field(default_factory=set)
 
     def add(self, process: Process, found_by: str, firm: bool) -> bool:
         """Add a process or one more way it was found by; says whether that changes what may follow from it."""
@@ -63,7 +63,7 @@ class Owned:
         if firm:
             self.firm.add(process.ref)
             self.users.add(process.uid)
-            self.units.add(attribute(process)[0])
+            self.places.add(attribute(process))
             if process.pid in (process.session, process.pgrp):
                 self.leaders.add(process.pid)
         return news
@@ -106,13 +106,16 @@ def attribute(process: Process) -> tuple[str | None, str | None]:
 
 
 def foreign(table: Table, owned: Owned, any_user: bool = False) -> set[ProcessRef]:
-    """Owned processes that may yet be somebody else's: not firm, and of a stranger user or another service's unit."""
+    """Owned processes that may yet be somebody else's: not firm, and of a stranger user or in another place.
+
+    The place is the unit or the container. An operator's shell inside the service's namespace is in a session's scope.
+    """
     found = set()
     for process in map(table.by_ref, owned.processes):
         if process is None or process.ref in owned.firm:
             continue
-        unit = attribute(process)[0]
-        elsewhere = unit is not None and unit.endswith(".service") and unit not in owned.units
+        place = attribute(process)
+        elsewhere = place != (None, None) and place not in owned.places
         if elsewhere or (process.uid not in owned.users and not any_user):
             found.add(process.ref)
     return found
@@ -243,7 +246,7 @@ def _carry(table: Table, owned: Owned, previous: Owned | None, spared: set[int])
         return
     owned.leaders |= previous.leaders
     owned.users |= previous.users
-    owned.units |= previous.units
+    owned.places |= previous.places
     for ref, ways in previous.processes.items():
         process = table.by_ref(ref)
         if process is not None and ref.pid not in spared:

@@ -100,6 +100,8 @@ options:
       - Also end processes of users whom nothing else of the service runs as, where only a shared session, process
         group or mount namespace speaks for them. Otherwise they are named and left alone, and the verdict is
         V(survivors).
+      - With such weak evidence a process in another unit, in a login session or in a container that nothing else of
+        the service runs in is always left alone and named.
     type: bool
     default: false
   reset_failed:

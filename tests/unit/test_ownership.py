@@ -240,6 +240,39 @@ def test_strangers_are_those_whom_only_weak_evidence_names() -> None:
 
 
 @pytest.mark.parametrize(
+    "place",
+    [
+        "/user.slice/user-0.slice/session-7.scope",
+        "/user.slice/user-0.slice/user@0.service/app.slice/x.service",
+        "/system.slice/run-r1.scope",
+        "/docker/" + "b2" * 32,
+    ],
+)
+def test_a_shell_that_entered_the_namespace_is_a_stranger(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: 5 if pid in (100, 101, 102) else 4026531840)
+    table = Table(
+        [
+            *BASE,
+            process(100, cgroup=HERE),
+            process(101, 62, cgroup=place),
+            process(103, 101, cgroup=place),
+            process(102),
+        ]
+    )
+    owned = _ownership.of_unit(table, unit())
+    assert pids(owned) == [100, 101, 102, 103]
+    assert {ref.pid for ref in _ownership.foreign(table, owned, any_user=True)} == {101, 103}
+
+
+def test_who_shares_the_session_scope_of_a_server_started_by_hand_is_none() -> None:
+    scope = "/user.slice/user-0.slice/session-7.scope"
+    table = Table([*BASE, process(100, cgroup=scope), process(101, session=100, cgroup=scope)])
+    owned = _ownership.of_pids(table, [ProcessRef(100, 100)])
+    assert pids(owned) == [100, 101]
+    assert _ownership.foreign(table, owned) == set()
+
+
+@pytest.mark.parametrize(
     ("path", "unit_name", "container"),
     [
         ("/system.slice/qwen.service", "qwen.service", None),
