@@ -34,7 +34,7 @@ from ._processes import TICKS, Process, ProcessRef, Table, own_line
 from ._service import mark_group
 from ._systemd import UnitState
 
-__all__ = ["Owned", "attribute", "check_mark", "foreign", "group_id", "mark_group", "of_pids", "of_unit"]
+__all__ = ["Owned", "attribute", "check_mark", "foreign", "group_id", "mark_group", "of_pids", "of_unit", "own_part"]
 
 CONTAINER = re.compile(r"(?:^|-)([0-9a-f]{64})(?:\.scope)?$")
 UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
@@ -119,6 +119,18 @@ def foreign(table: Table, owned: Owned, any_user: bool = False) -> set[ProcessRe
         if elsewhere or (process.uid not in owned.users and not any_user):
             found.add(process.ref)
     return found
+
+
+def own_part(table: Table, state: UnitState) -> Process | None:
+    """A process of the unit that the caller depends on: systemd would end the caller's line together with the unit."""
+    for pid in sorted(own_line(table) | {1}):
+        process = table.get(pid)
+        if process is None:
+            continue
+        inside = state.control_group not in ("", "/") and _in_cgroup(process, state.control_group)
+        if inside or attribute(process)[0] == state.name or pid in (state.main_pid, state.control_pid):
+            return process
+    return None
 
 
 def _in_cgroup(process: Process, group: str) -> bool:

@@ -23,6 +23,7 @@ from ._systemd import UnitState
 __all__ = ["Refused", "Selection", "by_pattern", "by_pid", "by_pidfile", "by_unit", "mark_of", "nothing", "select"]
 
 LINE_READING = 4.0  # seconds that command lines which cannot be read may cost in all
+HOST_UNITS = re.compile(r"(?:init\.scope|session-.*\.scope|user@.*\.service|systemd-.*\.service)\Z")
 CLOCK_SLIP = 1.0  # the boot time, the base of every create time, has whole seconds
 
 
@@ -43,12 +44,15 @@ class Selection:
     warnings: list[str] = field(default_factory=list)
 
 
-def select(params: Mapping[str, Any]) -> Selection:
-    """The selection that a task's options make, with exactly one of unit, pid, pidfile and pattern."""
+def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".scope")) -> Selection:
+    """The selection that a task's options make, with exactly one of unit, pid, pidfile and pattern.
+
+    ``types`` are the kinds of units that it may be.
+    """
     create_time, user = params.get("create_time"), params.get("user")
     if params.get("unit"):
+        unit = checked_unit(params["unit"], types)
         _systemd.require_floor()
-        unit = _systemd.unit_name(params["unit"])
         mark_gid = mark_of(params.get("service"), unit, params.get("definition") or {})
         return Selection('the unit "%s"' % unit, by_unit(mark_gid), unit)
     if params.get("pid") is not None:
@@ -62,6 +66,16 @@ def select(params: Mapping[str, Any]) -> Selection:
         what = 'the pattern "%s" of the user "%s"' % (params["pattern"], user)
         return Selection(what, by_pattern(params["pattern"], str(user)))
     raise UsageError('the definition of the service "%s" names no unit' % params.get("service"))
+
+
+def checked_unit(name: str, types: tuple[str, ...]) -> str:
+    """The unit's full name, unless it holds much more than a service."""
+    unit = _systemd.unit_name(name)
+    if not unit.endswith(types):
+        raise UsageError('the unit "%s" is none of a service: its name must end in %s' % (unit, " or ".join(types)))
+    if HOST_UNITS.match(unit):
+        raise Refused('the unit "%s" holds the sessions of users or this host itself, not a service' % unit)
+    return unit
 
 
 def nothing(selection: Selection) -> dict[str, Any]:

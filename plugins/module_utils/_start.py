@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 from . import _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
+from ._processes import Process
 from ._selection import Selection
 from ._survey import Survey
 from ._systemd import UnitState
@@ -68,7 +69,11 @@ def start(
         if state.load_state == "masked":
             return answer("refused", "is not started: it is masked")
         return answer("failed", "cannot be loaded: %s" % (state.raw.get("LoadError") or state.load_state))
-    survivors = _survivors(selection, deadline)
+    survivors, own = _survivors(selection, deadline)
+    if own is not None:
+        return answer(
+            "refused", 'is not started: this task itself runs below its process %d "%s"' % (own.pid, own.name)
+        )
     if state.between_lives:
         state = _systemd.show(unit, _patience(deadline))
         if state.runs:
@@ -80,7 +85,7 @@ def start(
             if not state.at_rest:
                 text = "is not started: it is %s (%s) %g s after it was asked to stop restarting"
                 return answer("failed", text % (state.active_state, state.sub_state, deadline.elapsed))
-            survivors = _survivors(selection, deadline)
+            survivors, _own = _survivors(selection, deadline)
     if survivors:
         named = ", ".join('%d "%s"' % (process["pid"], process["name"]) for process in survivors)
         text = "is not started: processes of its earlier life are alive: %s: stop them with process_tree_stop" % named
@@ -106,11 +111,11 @@ def _patience(deadline: Deadline) -> float:
     return max(LAST_ANSWER, min(10.0, deadline.remaining))
 
 
-def _survivors(selection: Selection, deadline: Deadline) -> list[dict[str, Any]]:
+def _survivors(selection: Selection, deadline: Deadline) -> tuple[list[dict[str, Any]], Process | None]:
     assert selection.scan is not None
     survey = Survey(selection.scan, selection.unit)
     survey.look(_patience(deadline))
-    return [member.as_result() for member in survey.members.values() if member.standing != "foreign"]
+    return [m.as_result() for m in survey.members.values() if m.standing != "foreign"], survey.own
 
 
 def _come_to_rest(unit: str, deadline: Deadline) -> UnitState:

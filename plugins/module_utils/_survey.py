@@ -72,6 +72,7 @@ class Survey:
         self.living: set[ProcessRef] = set()
         self.zombies: dict[ProcessRef, dict[str, Any]] = {}
         self.state: UnitState | None = None
+        self.own: Process | None = None  # what the caller itself depends on, in the unit
         self._scan = scan
         self._protected = protected
         self._allow_foreign_users = allow_foreign_users
@@ -83,6 +84,7 @@ class Survey:
         if self.unit is not None:
             self.state = _systemd.show(self.unit, limit)
         table = Table.snapshot()
+        self.own = _ownership.own_part(table, self.state) if self.state is not None else None
         owned = self._owned = self._scan(table, self.state, self._owned)
         strangers = _ownership.foreign(table, owned, self._allow_foreign_users)
         self.living = set()

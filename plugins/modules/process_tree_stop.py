@@ -29,7 +29,9 @@ extends_documentation_fragment:
 options:
   unit:
     description:
-      - The systemd unit to stop. A bare name is a service.
+      - The systemd unit to stop, a C(.service) or a C(.scope). A bare name is a service.
+      - A unit that the task itself runs in or below, such as that of the SSH server, is refused, and so are login
+        sessions, user managers, C(init.scope) and C(systemd-*.service).
       - May be given together with O(service), and then takes the place of the unit in its definition.
     type: str
   pid:

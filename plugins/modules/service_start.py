@@ -27,7 +27,7 @@ extends_documentation_fragment:
 options:
   unit:
     description:
-      - The systemd unit to start. A bare name is a service.
+      - The systemd unit to start, a C(.service). A bare name is a service.
       - May be given together with O(service), and then takes the place of the unit in its definition.
     type: str
   timeout:
@@ -137,7 +137,7 @@ def start(context: _ansible.Context) -> t.Dict[str, t.Any]:
     params = context.params
     if not params.get("unit"):
         raise UsageError('the definition of the service "%s" names no unit' % params.get("service"))
-    selection = _selection.select(params)
+    selection = _selection.select(params, (".service",))
     result = _start.start(
         selection,
         timeout=params["timeout"],

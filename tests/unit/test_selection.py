@@ -65,3 +65,19 @@ def test_command_lines_that_cannot_be_read_do_not_make_every_look_slow(monkeypat
     for _look in range(20):
         assert [ref.pid for ref in scan(table, None, None).processes] == [10]
     assert sum(limits) < _selection.LINE_READING + 20 * 0.11
+
+
+@pytest.mark.parametrize("name", ["system.slice", "user.slice", "x.target", "x.socket", "dev-sda.device"])
+def test_units_that_hold_more_than_a_service_are_none(name: str) -> None:
+    with pytest.raises(UsageError, match=r"its name must end in \.service or \.scope"):
+        _selection.select({"unit": name})
+    with pytest.raises(UsageError, match=r"its name must end in \.service$"):
+        _selection.select({"unit": name}, (".service",))
+
+
+@pytest.mark.parametrize(
+    "name", ["init.scope", "session-7.scope", "user@0.service", "user@0", "systemd-logind.service"]
+)
+def test_sessions_and_the_host_itself_are_refused(name: str) -> None:
+    with pytest.raises(_selection.Refused, match="holds the sessions of users or this host itself"):
+        _selection.select({"unit": name})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _selection, _start
+from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _selection, _start
 from host import Host, process
 
 
@@ -144,3 +144,11 @@ def test_a_systemd_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
     with pytest.raises(_start._systemd.NoAnswer):
         start(host, timeout=3)
     assert host.now - 1000.0 <= 3 + _start.LAST_ANSWER
+
+
+def test_a_unit_that_the_task_runs_below_is_not_stopped_to_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10, name="sshd"), active_state="activating", sub_state="auto-restart")
+    monkeypatch.setattr(_ownership, "own_line", lambda _table: {1, 10})
+    result = start(host)
+    assert (result["verdict"], result["changed"], host.stops) == ("refused", False, 0)
+    assert '10 "sshd"' in result["msg"]

@@ -217,3 +217,33 @@ def test_limits_are_what_the_documentation_says(monkeypatch: pytest.MonkeyPatch)
     stopper = host.stopper(grace=6, kill_grace=3)
     stopper.run()
     assert stopper._deadline.seconds == 6 + 6 + 3 + _stop.SLACK
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({}, {"main_pid": 10}),
+        ({"cgroup": "/system.slice/qwen.service/nested"}, {"control_group": "/system.slice/qwen.service"}),
+        ({"cgroup": "/elsewhere"}, {"main_pid": 10}),
+        ({"cgroup": "/elsewhere"}, {"control_pid": 10}),
+        ({}, {"kill_mode": "process"}),
+        ({}, {"active_state": "failed"}),
+    ],
+)
+def test_a_unit_that_the_task_runs_below_is_refused(
+    monkeypatch: pytest.MonkeyPatch, facts: t.Dict[str, t.Any], state: t.Dict[str, t.Any], check_mode: bool
+) -> None:
+    host = Host(
+        monkeypatch, process(10, name="sshd", **facts), process(11), **dict({"active_state": "active"}, **state)
+    )
+    monkeypatch.setattr(_ownership, "own_line", lambda _table: {1, 10, 500})
+    result = host.stopper().run(check_mode)
+    assert (result["verdict"], result["changed"], host.stops, host.sent) == ("refused", False, 0, [])
+    assert '10 "sshd"' in result["msg"]
+
+
+def test_a_unit_that_holds_process_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(1, 0, name="init"), process(11), active_state="active")
+    assert host.stopper().run()["verdict"] == "refused"
+    assert (host.stops, host.sent) == (0, [])
