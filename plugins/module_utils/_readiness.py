@@ -204,7 +204,7 @@ class Wait:
         if found.kind in ("none", "translated"):
             # Kernel address translation listens nowhere, and answers all the same.
             if self._get(self.profile.health or self.profile.models).status is None:
-                detail = "nothing listens on the port"
+                detail = found.silence
             else:
                 reached = found.kind == "translated"
                 detail = "it answers, although no process of this host listens: " + (

@@ -6,12 +6,15 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 import time
 import typing as t
 from urllib.parse import urlsplit
 
 from . import (
+    _bounded,
     _generation,
     _http,
     _ownership,
@@ -19,7 +22,7 @@ from . import (
     _site,  # noqa: F401
     _systemd,
 )
-from ._errors import ServingError
+from ._errors import ServingError, UsageError
 from ._progress import Activity, Usage
 from ._tiers import Listener
 
@@ -28,11 +31,13 @@ try:
 except ImportError:
     psutil = None  # type: ignore[assignment]
 
-__all__ = ("HostTarget", "Row", "judge_listener")
+__all__ = ("HostTarget", "Row", "addresses_of", "judge_listener")
 
 FIRST_LINES = 2000
 SNAPSHOT_AGE = 0.5
 SYSTEMCTL_TIMEOUT = 10.0
+RESOLVE_TIMEOUT = 10.0
+MOST_PORTS = 5  # of the unit, in a message: workers may listen on many among themselves
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # They take connections in for a container; which one that is cannot be seen here.
 FORWARDERS = frozenset(("docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2", "conmon"))
@@ -40,10 +45,11 @@ CONTAINER_CLIENTS = frozenset(("docker", "podman", "nerdctl", "conmon"))
 
 
 class Row(t.NamedTuple):
-    """One listening socket: address, and the process that has it, when that can be seen."""
+    """One listening socket: address, the process that has it, when that can be seen, and port."""
 
     address: str
     pid: t.Optional[int]
+    port: int = 0
 
 
 class HostTarget:
@@ -62,6 +68,18 @@ class HostTarget:
         self._table: t.Optional[_processes.Table] = None
         self._owned = _ownership.Owned()
         self._looked = float("-inf")
+        self._addresses: t.Sequence[str] = ()
+
+    def check_here(self) -> None:
+        """Refuse a unit of this host together with the URL of another: what answers there proves nothing here."""
+        parts = urlsplit(self.url)
+        self._addresses = addresses_of(parts.hostname or "")
+        away = [address for address in self._addresses if not _is_here(address)]
+        if away:
+            raise UsageError(
+                'the unit "%s" cannot be waited for at "%s": %s is no address of this host'
+                % (self.name, parts.hostname, " or ".join(away))
+            )
 
     def unit(self) -> t.Optional[_systemd.UnitState]:
         return _systemd.show(self.name) if self.name else None
@@ -99,18 +117,19 @@ class HostTarget:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
             rows = [
-                Row(link.laddr.ip, link.pid)
+                Row(link.laddr.ip, link.pid, link.laddr.port)
                 for link in psutil.net_connections("tcp")
-                if link.status == psutil.CONN_LISTEN and link.laddr and link.laddr.port == port
+                if link.status == psutil.CONN_LISTEN and link.laddr
             ]
         except (psutil.Error, OSError) as error:
             return Listener("unexplained", "who listens cannot be read: %s" % error)
         self._looked = float("-inf")  # a listener may be younger than the last snapshot
         self._look(state)
         assert self._table is not None
-        return judge_listener(
-            rows, parts.hostname or "", self._table, self._owned, lambda: _activated(state.name, port)
-        )
+        self._addresses = self._addresses or addresses_of(parts.hostname or "")
+        at_port = [row for row in rows if row.port == port]
+        found = judge_listener(at_port, self._addresses, self._table, self._owned, lambda: _activated(state.name, port))
+        return found._replace(silence=_silence(port, self._addresses, rows, self._owned))
 
     def get(self, path: str, timeout: float) -> _http.Answer:
         return _http.fetch(_http.Request("GET", _http.join(self.url, path)), self.access, timeout)
@@ -131,62 +150,117 @@ class HostTarget:
 
 def judge_listener(
     rows: t.Sequence[Row],
-    host: str,
+    addresses: t.Sequence[str],
     table: _processes.Table,
     owned: _ownership.Owned,
     activated: t.Callable[[], bool] = lambda: False,
 ) -> Listener:
-    """Who answers at ``host``, of all that listen on its port, and whether that is the unit.
+    """Who answers at ``addresses``, of all that listen on the port, and whether that is the unit.
 
-    What takes connections in for others counts only when something shows that the unit is one of these others.
+    Several can share one port, and then any of them may answer: all must be the unit's. What takes connections in
+    for others counts only when something shows that the unit is one of these others.
     """
-    candidates = _candidates(rows, host)
+    candidates = _candidates(rows, addresses)
     elsewhere = _elsewhere(table, owned)
     if not candidates:
         return Listener("translated", elsewhere) if elsewhere else Listener("none")
     pids = sorted({row.pid for row in candidates if row.pid})
     mine = {ref.pid for ref in owned.processes}
+    own = [pid for pid in pids if pid in mine]
+    doubts, strangers, forwarders = [], [], []
     for pid in pids:
         if pid in mine:
-            return Listener("owned", "process %d of the unit listens" % pid)
-    doubts, strangers = [], []
-    for pid in pids:
+            continue
         process = table.get(pid)
         name = process.name if process is not None else "unknown"
         text = 'process %d "%s"' % (pid, name)
         unit, container = _ownership.attribute(process) if process is not None else (None, None)
         if pid == 1:
             if activated():
-                return Listener("forwarder", text + " listens for a socket unit that starts this unit")
+                forwarders.append(text + " listens for a socket unit that starts this unit")
+                continue
             doubts.append(text + " listens, and no socket unit that starts this unit has the port")
         elif name in FORWARDERS or (container and elsewhere):
             role = "of the container %s listens" % container[:12] if container else "takes connections in for others"
             if elsewhere:
-                return Listener("forwarder", "%s %s: %s" % (text, role, elsewhere))
+                forwarders.append("%s %s: %s" % (text, role, elsewhere))
+                continue
             doubts.append("%s %s, and nothing shows that the unit is one of them" % (text, role))
         else:
             strangers.append('%d "%s" (unit %s)' % (pid, name, unit or "none"))
     if strangers:
-        return Listener("foreign", ", ".join(strangers))
-    return Listener(
-        "unexplained",
-        "; ".join(doubts) or "a process listens that cannot be seen from here: run as root, or with become",
-    )
+        shared = ", besides process %d of the unit" % own[0] if own else ""
+        return Listener("foreign", ", ".join(strangers) + shared)
+    if any(row.pid is None for row in candidates):
+        doubts.append("a process listens that cannot be seen from here: run as root, or with become")
+    if doubts:
+        return Listener("unexplained", "; ".join(doubts))
+    if own:
+        return Listener("owned", "process %d of the unit listens" % own[0])
+    return Listener("forwarder", forwarders[0])
 
 
-def _candidates(rows: t.Sequence[Row], host: str) -> t.Sequence[Row]:
-    """The sockets that a connection to ``host`` can reach. The kernel prefers the most precise address."""
+def _candidates(rows: t.Sequence[Row], addresses: t.Sequence[str]) -> t.List[Row]:
+    """The sockets that a connection can reach. Of one family, the kernel prefers the most precise address."""
 
-    def at(*addresses: str) -> t.List[Row]:
-        return [row for row in rows if row.address in addresses]
+    def at(*wanted: str) -> t.List[Row]:
+        return [row for row in rows if row.address in wanted]
 
-    if ":" in host:
-        return at(host) or at("::")
-    if host == "localhost":
-        return at("127.0.0.1", "::1") or at("0.0.0.0", "::")
-    if host.replace(".", "").isdigit():
-        return at(host, "::ffff:" + host) or at("0.0.0.0") or at("::")
-    return rows  # a name may stand for any address of this host
+    found: t.List[Row] = []
+    for address in addresses:
+        if ":" in address:
+            found += at(address) or at("::")
+        else:
+            found += at(address, "::ffff:" + address) or at("0.0.0.0") or at("::")
+    return found
+
+
+def _silence(port: int, addresses: t.Sequence[str], rows: t.Sequence[Row], owned: _ownership.Owned) -> str:
+    """What to say when nobody answers: the port, and where the unit listens instead."""
+    mine = {ref.pid for ref in owned.processes}
+    own = [row for row in rows if row.pid in mine]
+    near = sorted({row.address for row in own if row.port == port})
+    if near:
+        text = "nothing listens on port %d at %s" % (port, " or ".join(addresses))
+        return text + "; the unit listens there at %s" % ", ".join(near)
+    ports = sorted({row.port for row in own})
+    known = ", ".join(map(str, ports[:MOST_PORTS])) + (" and more" if len(ports) > MOST_PORTS else "")
+    return "nothing listens on port %d" % port + ("; the unit listens on %s" % known if ports else "")
+
+
+def addresses_of(host: str) -> t.List[str]:
+    """The addresses that a connection to ``host`` may be made to."""
+
+    def resolve(_report: t.Any) -> t.List[str]:
+        return [str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+
+    try:
+        names = [str(ipaddress.ip_address(host.partition("%")[0]))]
+    except ValueError:
+        outcome = _bounded.run(resolve, RESOLVE_TIMEOUT)
+        if outcome.status != "ok":
+            why = outcome.error or "no answer within %g s" % RESOLVE_TIMEOUT
+            raise ServingError('the host name "%s" cannot be resolved: %s' % (host, why)) from None
+        names = outcome.value
+    return list(dict.fromkeys(map(_plain, names)))
+
+
+def _plain(address: str) -> str:
+    """One spelling for one address. What is no address in particular leads to the host itself."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    if ip.is_unspecified:
+        return "127.0.0.1" if ip.version == 4 else "::1"
+    return str(ip)
+
+
+def _is_here(address: str) -> bool:
+    if ipaddress.ip_address(address).is_loopback:
+        return True
+    families = (socket.AF_INET, socket.AF_INET6)
+    links = [link for links in psutil.net_if_addrs().values() for link in links]
+    return address in {_plain(link.address) for link in links if link.family in families}
 
 
 def _elsewhere(table: _processes.Table, owned: _ownership.Owned) -> str:

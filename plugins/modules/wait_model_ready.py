@@ -14,11 +14,11 @@ description:
     right one is listed) and C(generation) (one token came back), and returns as soon as O(tier) is reached.
   - Tells a slow start from one that hangs. As long as anything moves, the wait goes on until O(timeout); when nothing
     has moved for O(stall_timeout), it ends.
-  - A port belongs to the unit when one of its processes listens. What takes connections in for others, such as the
-    proxy of a container engine, address translation or the socket of a socket unit, counts only when the unit runs a
-    container client, has a process in a network of its own, or is started by that socket unit. Otherwise C(listener) is
-    not reached, and its detail says what was seen. A unit that leaves its container to a daemon shows nothing of that
-    kind, so wait for its O(url) without O(unit).
+  - A port belongs to the unit when all that listen on it, at the addresses of O(url), are processes of the unit. What
+    takes connections in for others, such as the proxy of a container engine, address translation or the socket of a
+    socket unit, counts only when the unit runs a container client, has a process in a network of its own, or is started
+    by that socket unit. Otherwise C(listener) is not reached, and its detail says what was seen. A unit that leaves its
+    container to a daemon shows nothing of that kind, so wait for its O(url) without O(unit).
   - Movement is a log line that was not there before, a growing percentage, processor time, bytes read or memory of the
     processes of the unit. A line that repeats with another number or time is none. GPU utilisation is not looked at.
   - A unit that is dead, or is restarted again and again, is reported at once, with the line of the log that tells why.
@@ -41,6 +41,7 @@ options:
   url:
     description:
       - The engine itself, such as V(http://127.0.0.1:8000). Never the gateway.
+      - With O(unit), it must lead to an address of the managed host. What answers elsewhere proves nothing of the unit.
       - Default is that of O(service).
     type: str
   engine:
@@ -237,6 +238,8 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
     mark_gid = _selection.mark_of(params["service"], params["unit"], params.get("definition") or {})
     target = HostTarget(params["unit"], params["url"], _generation.Question(profile), access, mark_gid)
     given = {name: params[name] for name in Options._fields if params[name] is not None}
+    if params["unit"]:
+        target.check_here()
     wait = Wait(target, profile, Options(**given))
     keep = _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"])
     return wait.as_dict(wait.run(keep, once=ctx.check_mode))

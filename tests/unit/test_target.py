@@ -6,7 +6,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 import typing as t
 
 import psutil
@@ -20,6 +23,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _systemd,
     _target,
 )
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
 
 CONTAINER = "/system.slice/docker-" + "a" * 64 + ".scope"
@@ -56,7 +60,9 @@ def judge(
     owned = _ownership.Owned()
     for one in own:
         owned.add(one, "cgroup", True)
-    return _target.judge_listener([_target.Row(*row) for row in rows], host, table, owned, lambda: activated)
+    names = {"localhost": ["::1", "127.0.0.1"], "gpu1.example.com": ["127.0.1.1", "10.0.0.5"]}
+    found = [_target.Row(*row) for row in rows]
+    return _target.judge_listener(found, names.get(host, [host]), table, owned, lambda: activated)
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +88,14 @@ def one_network(monkeypatch: pytest.MonkeyPatch) -> t.Dict[t.Any, int]:
         ([("10.0.0.5", 20)], "127.0.0.1", "none"),
         ([("10.0.0.5", 10)], "gpu1.example.com", "owned"),
         ([("0.0.0.0", 40)], "127.0.0.1", "foreign"),
+        # With SO_REUSEPORT several share a port, and the kernel lets any of them answer.
+        ([("127.0.0.1", 10), ("127.0.0.1", 20)], "127.0.0.1", "foreign"),
+        ([("127.0.0.1", 20), ("127.0.0.1", 10)], "127.0.0.1", "foreign"),
+        ([("127.0.0.1", 10), ("::ffff:127.0.0.1", 20)], "127.0.0.1", "foreign"),
+        ([("127.0.0.1", 10), ("::1", 20)], "localhost", "foreign"),
+        ([("127.0.0.1", 10), ("127.0.0.1", 30)], "127.0.0.1", "unexplained"),
+        ([("127.0.0.1", 10), ("127.0.0.1", None)], "127.0.0.1", "unexplained"),
+        ([("127.0.0.1", 10), ("127.0.0.1", 1)], "127.0.0.1", "unexplained"),
     ],
 )
 def test_who_listens(rows: t.List[t.Tuple[str, t.Optional[int]]], host: str, kind: str) -> None:
@@ -129,6 +143,64 @@ def test_nobody_listens_where_the_unit_lives_in_a_network_of_its_own(one_network
     assert judge(("::", 20)).kind == "foreign"
 
 
+def test_who_shares_the_port_is_named() -> None:
+    assert judge(("0.0.0.0", 10), ("0.0.0.0", 20)).detail == ('20 "chat" (unit none), besides process 10 of the unit')
+    assert judge(("0.0.0.0", 10), ("0.0.0.0", 1), activated=True).kind == "owned"
+
+
+@pytest.mark.parametrize(
+    ("host", "addresses"),
+    [
+        ("127.0.0.1", ["127.0.0.1"]),
+        ("127.1", ["127.0.0.1"]),
+        ("0.0.0.0", ["127.0.0.1"]),
+        ("::", ["::1"]),
+        ("::ffff:10.0.0.5", ["10.0.0.5"]),
+        ("0:0:0:0:0:0:0:1", ["::1"]),
+        ("fe80::1%eth0", ["fe80::1"]),
+    ],
+)
+def test_a_host_is_looked_for_at_its_addresses(host: str, addresses: t.List[str]) -> None:
+    assert _target.addresses_of(host) == addresses
+
+
+def test_a_name_that_nobody_knows_is_one_sentence() -> None:
+    with pytest.raises(ServingError) as caught:
+        _target.addresses_of("no-such-host.invalid")
+    assert caught.value.message.startswith('the host name "no-such-host.invalid" cannot be resolved: ')
+
+
+def test_the_url_of_another_host_is_refused_for_a_unit_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError) as caught:
+        target("http://192.0.2.7:8000").check_here()
+    assert caught.value.message == (
+        'the unit "x.service" cannot be waited for at "192.0.2.7": 192.0.2.7 is no address of this host'
+    )
+    own = [link.address for links in psutil.net_if_addrs().values() for link in links if link.family == socket.AF_INET]
+    for host in (*own, "127.0.0.1", "127.0.1.1", "localhost", "[::1]", "0.0.0.0"):
+        target("http://%s:8000" % host).check_here()
+    # A name that leads to two hosts may lead to the wrong one.
+    monkeypatch.setattr(_target, "addresses_of", lambda host: ["127.0.0.1", "192.0.2.7"])
+    with pytest.raises(UsageError):
+        target("http://gpu1.example.com").check_here()
+
+
+def test_silence_names_the_port_and_where_the_unit_listens_instead() -> None:
+    owned = _ownership.Owned()
+    owned.add(process(10, "engine"), "cgroup", True)
+
+    def silence(*rows: t.Tuple[str, int, int]) -> str:
+        return _target._silence(8081, ["127.0.0.1"], [_target.Row(*row) for row in rows], owned)
+
+    assert silence(("0.0.0.0", 20, 22)) == "nothing listens on port 8081"
+    assert silence(("0.0.0.0", 10, 8080)) == "nothing listens on port 8081; the unit listens on 8080"
+    assert silence(("10.0.0.5", 10, 8081), ("::", 10, 9)) == (
+        "nothing listens on port 8081 at 127.0.0.1; the unit listens there at 10.0.0.5"
+    )
+    many = [("0.0.0.0", 10, port) for port in range(1, 9)]
+    assert silence(*many).endswith("; the unit listens on 1, 2, 3, 4, 5 and more")
+
+
 def target(url: str) -> _target.HostTarget:
     return _target.HostTarget("x.service", url, _generation.Question(_engines.get(None)), _http.Access())
 
@@ -149,7 +221,37 @@ def test_a_real_listener_of_another_process_is_foreign() -> None:
         server.listen(1)
         url = "http://127.0.0.1:%d" % server.getsockname()[1]
         assert target(url).listener(_systemd.UnitState("x.service")).kind == "foreign"
-    assert target(url).listener(_systemd.UnitState("x.service")).kind == "none"
+    found = target(url).listener(_systemd.UnitState("x.service"))
+    assert (found.kind, found.silence) == ("none", "nothing listens on port %s" % url.rpartition(":")[2])
+
+
+def test_a_real_stranger_that_shares_the_port_of_the_unit_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    owned = _ownership.Owned()
+    owned.add(process(os.getpid(), "engine"), "cgroup", True)
+    monkeypatch.setattr(_ownership, "of_unit", lambda *arguments, **options: owned)
+    code = (
+        "import socket, sys; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); "
+        "s.bind(('127.0.0.1', int(sys.argv[1]))); s.listen(1); print('up', flush=True); sys.stdin.read()"
+    )
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        url = "http://127.0.0.1:%d" % port
+        state = _systemd.UnitState("x.service")
+        assert target(url).listener(state).kind == "owned"
+        assert (
+            target("http://127.0.0.1:9")
+            .listener(state)
+            .silence.startswith("nothing listens on port 9; the unit listens on ")
+        )
+        command = [sys.executable, "-c", code, str(port)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as orphan:
+            assert orphan.stdout is not None and orphan.stdout.readline() == b"up\n"
+            found = target(url).listener(state)
+            assert (found.kind, str(orphan.pid) in found.detail) == ("foreign", True)
+            orphan.kill()
 
 
 @pytest.mark.parametrize(
