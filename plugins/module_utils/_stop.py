@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from . import _processes, _systemd
+from . import _limits, _processes, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError
 from ._processes import ProcessRef
@@ -39,6 +39,9 @@ class Options:
     protected: tuple[str, ...] = ()
     allow_foreign_users: bool = False
     reset_failed: bool = False
+
+    def __post_init__(self) -> None:
+        _limits.at_least(0, grace=self.grace, kill_grace=self.kill_grace, timeout=self.timeout)
 
 
 class Stopper:
@@ -143,7 +146,8 @@ class Stopper:
             for member in self.survey.ours():
                 if member.role == "root":
                     self._signal(member, self.options.signal)
-            self._wait(self.grace, lambda: not any(m.role == "root" for m in self.survey.ours()))
+            waiting = self._before_kill(self.grace, keep=self.rest_grace)
+            self._wait(waiting, lambda: not any(m.role == "root" for m in self.survey.ours()))
         if not self._quiet() and not self._restarted:
             self._signal_all(self.options.signal)
             self._wait(self.rest_grace, lambda: False, self.options.signal)
@@ -189,8 +193,13 @@ class Stopper:
         self._signal_all("KILL")
         self._wait(self._deadline.clamp(self.options.kill_grace), lambda: False, "KILL", also, last=True)
 
-    def _before_kill(self, seconds: float) -> float:
-        return max(0.0, min(seconds, self._deadline.remaining - self.options.kill_grace))
+    def _share(self, wanted: float) -> float:
+        """What is kept free of a wait for the next one: of a limit that is too short for all, at most a third."""
+        return wanted if self.options.timeout is None else min(wanted, self.options.timeout / 3.0)
+
+    def _before_kill(self, seconds: float, keep: float = 0.0) -> float:
+        left = self._deadline.remaining - self._share(self.options.kill_grace) - self._share(keep)
+        return max(0.0, min(seconds, left))
 
     def _quiet(self) -> bool:
         """Whether two looks in a row show nothing of ours."""

@@ -303,7 +303,7 @@ elapsed:
 
 import typing as t
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _selection
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _limits, _selection
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import (
@@ -316,9 +316,9 @@ from ansible_collections.gpuops.serving.plugins.module_utils._gpu import (
 
 
 def options_of(params: _ansible.Result) -> Options:
-    for name, least in (("timeout", 0), ("interval", 0), ("memory_tolerance", 0), ("confirmations", 1)):
-        if params[name] < least:
-            raise UsageError('"%s" must be at least %s, not %s' % (name, least, params[name]))
+    names = ("timeout", "interval", "memory_tolerance", "expected_gpus")
+    _limits.at_least(0, **{name: params[name] for name in names})
+    _limits.at_least(1, confirmations=params["confirmations"])
     rules = params["allowed_holders"]
     for rule in rules or ():
         if not any(rule.values()):

@@ -76,8 +76,8 @@ options:
     default: 10
   timeout:
     description:
-      - Hard limit for all of it in seconds, from the first look on. The time for C(SIGKILL) is kept free, so a short
-        limit shortens the waits before it.
+      - Hard limit for all of it in seconds, from the first look on. A short limit shortens the waits. Of it at most a
+        third is kept free for C(SIGKILL), and at most another third for the rest after the front process.
       - Each request to systemd has what is left of it, at most 10 seconds. When the time is over, systemd still has one
         second for the answer that the verdict needs.
       - The default is the sum of both waits, O(kill_grace) and 5 seconds.
@@ -296,11 +296,6 @@ def stop(context: _ansible.Context) -> t.Dict[str, t.Any]:
     params = context.params
     if os.geteuid() != 0:
         context.warn("not run as root: processes of other users may not be found, and cannot be signalled")
-    selection = _selection.select(params)
-    for text in selection.warnings:
-        context.warn(text)
-    if selection.scan is None:
-        return _selection.nothing(selection)
     options = Options(
         signal=params["signal"],
         grace=params["grace"],
@@ -311,6 +306,11 @@ def stop(context: _ansible.Context) -> t.Dict[str, t.Any]:
         allow_foreign_users=params["allow_foreign_users"],
         reset_failed=params["reset_failed"],
     )
+    selection = _selection.select(params)
+    for text in selection.warnings:
+        context.warn(text)
+    if selection.scan is None:
+        return _selection.nothing(selection)
     keep = _lease.keeper(params["service"], None if context.check_mode else params["run_id"])
     return Stopper(selection.what, selection.scan, options, unit=selection.unit, tick=keep).run(context.check_mode)
 

@@ -115,7 +115,14 @@ elapsed:
 
 import typing as t
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _gpu, _selection, _site, _start
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _ansible,
+    _gpu,
+    _limits,
+    _selection,
+    _site,
+    _start,
+)
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 
@@ -135,6 +142,7 @@ def gate_of(params: t.Mapping[str, t.Any]) -> t.Optional[_start.Gate]:
 
 def start(context: _ansible.Context) -> t.Dict[str, t.Any]:
     params = context.params
+    _limits.at_least(0, timeout=params["timeout"], memory_tolerance=params["memory_tolerance"])
     if not params.get("unit"):
         raise UsageError('the definition of the service "%s" names no unit' % params.get("service"))
     selection = _selection.select(params, (".service",))

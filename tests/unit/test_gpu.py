@@ -213,3 +213,15 @@ def test_the_mark_of_a_unit_needs_no_service(monkeypatch):
     assert gpu_clear.options_of(dict(DEFAULTS, unit="gpuops-qwen")).mark_gid == 987654
     assert gpu_clear.options_of(dict(DEFAULTS, unit="other.service")).mark_gid is None
     assert gpu_clear.options_of(DEFAULTS).mark_gid is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: value} for name in ("timeout", "interval") for value in (-1.0, float("inf"), float("nan"))),
+        *({"memory_tolerance": -1}, {"expected_gpus": -3}, {"confirmations": 0}),
+    ],
+)
+def test_limits_that_are_none(wrong):
+    with pytest.raises(UsageError, match='"%s" must be' % next(iter(wrong))):
+        gpu_clear.options_of(dict(DEFAULTS, **wrong))

@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+import types
 import typing as t
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _selection, _start
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.modules import service_start
 from host import Host, process
 
 
@@ -152,3 +155,10 @@ def test_a_unit_that_the_task_runs_below_is_not_stopped_to_be_started(monkeypatc
     result = start(host)
     assert (result["verdict"], result["changed"], host.stops) == ("refused", False, 0)
     assert '10 "sshd"' in result["msg"]
+
+
+@pytest.mark.parametrize("wrong", [{"timeout": float("inf")}, {"timeout": -1.0}, {"memory_tolerance": -1}])
+def test_limits_that_are_none(wrong: t.Dict[str, t.Any]) -> None:
+    params = dict({"unit": "x.service", "timeout": 30.0, "memory_tolerance": 64}, **wrong)
+    with pytest.raises(UsageError, match="must be"):
+        service_start.start(types.SimpleNamespace(params=params, check_mode=True))

@@ -17,7 +17,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _stop,
     _systemd,
 )
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
 from ansible_collections.gpuops.serving.plugins.modules import process_tree_stop
@@ -108,10 +108,39 @@ def test_the_first_look_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_short_limit_leaves_time_for_the_kill(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), active_state="inactive")
     host.immortal = {10}
-    host.stopper(grace=30, kill_grace=3, timeout=5).run()
+    host.stopper(grace=30, kill_grace=1, timeout=5).run()
     killed = next(when for when, _pid, name in host.sent if name == "SIGKILL")
-    assert killed <= 2.5
-    assert host.now - 1000.0 >= killed + 2.5
+    assert 3.5 <= killed <= 4.5
+    assert 5.0 <= host.now - 1000.0 <= 5.5
+
+
+def front_and_worker(monkeypatch: pytest.MonkeyPatch) -> t.Tuple[Host, Stopper]:
+    host = Host(monkeypatch, process(10, cgroup="/"), process(11, 10, cgroup="/"))
+    host.deaf = {10, 11}
+    scan = _selection._of_refs([ProcessRef(10, 100)])
+    return host, Stopper("it", scan, Options(timeout=9), clock=host, send=host.send)
+
+
+def test_a_short_limit_leaves_time_to_end_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    host.deaf = {10}
+    host.stopper(timeout=9).run()
+    assert [(round(when), name) for when, _pid, name in host.sent] == [(0, "SIGTERM"), (6, "SIGKILL")]
+    host, stopper = front_and_worker(monkeypatch)
+    assert stopper.run()["verdict"] == "stopped"
+    assert [(round(when), pid, name) for when, pid, name in host.sent] == [
+        (0, 10, "SIGTERM"),
+        (3, 11, "SIGTERM"),
+        (6, 10, "SIGKILL"),
+        (6, 11, "SIGKILL"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["grace", "kill_grace", "timeout"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_limits_that_are_none(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match='"%s" must be' % name):
+        Options(**{name: value})
 
 
 def test_a_unit_that_somebody_starts_again_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
