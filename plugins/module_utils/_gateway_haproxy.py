@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import socket
 import time
@@ -19,6 +20,7 @@ __all__ = ("Haproxy", "parse")
 
 CALL_TIMEOUT = 5.0
 MAX_BYTES = 16 << 20
+MOST_PATH = 107  # bytes: the kernel takes no longer path of a socket
 WORD = re.compile(r"[A-Za-z0-9_.:-]+\Z")
 
 
@@ -29,12 +31,19 @@ class Haproxy:
         for what, word in (("backend", backend), ("server", server)):
             if not WORD.match(word):
                 raise UsageError('the %s name "%s" is not one that HAProxy can have' % (what, word))
+        if "\0" in path or len(os.fsencode(path)) > MOST_PATH:
+            raise UsageError('the path "%s" is no path of a socket: it may have %d bytes' % (path[:200], MOST_PATH))
         self.path, self.backend, self.server = path, backend, server
 
     def servers(self) -> t.Dict[str, Server]:
-        found = parse(self._ask("show stat"), self._ask("show servers state"), self.backend)
+        statistics, state = self._ask("show stat"), self._ask("show servers state")
+        found = parse(statistics, state, self.backend)
         if not found:
-            raise ServingError('the backend "%s" does not exist in the gateway at "%s"' % (self.backend, self.path))
+            known = ", ".join('"%s"' % name for name in backends(state)) or "none"
+            raise ServingError(
+                'the backend "%s" does not exist in the gateway at "%s", or has no servers: those with servers are %s'
+                % (self.backend, self.path, known)
+            )
         if self.server not in found:
             raise ServingError(
                 'the server "%s" does not exist in the backend "%s": it has %s'
@@ -93,15 +102,28 @@ def parse(statistics: str, state: str, backend: str) -> t.Dict[str, Server]:
     return found
 
 
+def backends(state: str) -> t.List[str]:
+    """The backends that have servers, by ``show servers state``."""
+    return sorted({row["be_name"] for row in _rows(state)})
+
+
 def _told(state: str, backend: str) -> t.Dict[str, str]:
     """The administrative state by server: in srv_admin_state, 1, 2, 4 and 32 mean maintenance, 8 and 16 drain."""
-    lines = state.splitlines()
-    heads = next((line[1:].split() for line in lines if line.startswith("#")), [])
     told = {}
-    for line in lines:
-        row = dict(zip(heads, line.split()))
-        if line.startswith("#") or row.get("be_name") != backend:
-            continue
-        bits = int(row["srv_admin_state"])
-        told[row["srv_name"]] = "maint" if bits & 0x27 else "drain" if bits & 0x18 else "ready"
+    for row in _rows(state):
+        if row["be_name"] == backend:
+            bits = int(row["srv_admin_state"])
+            told[row["srv_name"]] = "maint" if bits & 0x27 else "drain" if bits & 0x18 else "ready"
     return told
+
+
+def _rows(state: str) -> t.Iterator[t.Dict[str, str]]:
+    """The servers of all backends. What another program says has no such rows."""
+    heads: t.List[str] = []
+    for line in state.splitlines():
+        if line.startswith("#"):
+            heads = line[1:].split()
+            continue
+        row = dict(zip(heads, line.split()))
+        if {"be_name", "srv_name", "srv_admin_state"} <= set(row):
+            yield row

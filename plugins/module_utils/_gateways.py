@@ -17,6 +17,7 @@ from ._errors import ServingError
 __all__ = ("Change", "Gateway", "Server", "change", "exclusive")
 
 CONFIRMATIONS = 2
+LAST_PAUSE = 0.2  # before the look that confirms one at the very end
 LOCK_WAIT = 30.0
 
 
@@ -57,6 +58,8 @@ class Server(t.NamedTuple):
 
 class Gateway(t.Protocol):
     """What a driver does for one backend."""
+
+    backend: str
 
     def servers(self) -> t.Dict[str, Server]:
         """The servers of the backend, by name."""
@@ -119,7 +122,7 @@ def change(
     _limits.at_least(0.01, interval=interval)
     deadline = Deadline(timeout, clock)
     with lock():
-        plan = _plan(gateway.servers(), server, state, min_healthy)
+        plan = _plan(gateway, server, state, min_healthy)
         if plan.verdict == "refused" or check_mode:
             return plan
         if plan.changed:
@@ -129,8 +132,9 @@ def change(
     return plan._replace(verdict=verdict, msg=msg, after=after)
 
 
-def _plan(servers: t.Mapping[str, Server], server: str, state: str, min_healthy: int) -> Change:
+def _plan(gateway: Gateway, server: str, state: str, min_healthy: int) -> Change:
     """What would be done, as the answer of a check."""
+    servers = gateway.servers()
     before = servers[server]
     others = sorted(name for name, other in servers.items() if name != server and other.serves)
     withdraw = state == "drained"
@@ -138,10 +142,10 @@ def _plan(servers: t.Mapping[str, Server], server: str, state: str, min_healthy:
     # A server that is down takes nothing away when it goes.
     if withdraw and needed and (before.serves or not before.checked) and len(others) < min_healthy:
         names = ", ".join('"%s"' % name for name in others) or "none"
-        msg = 'the server "%s" is not withdrawn: %d healthy others must stay, and those that are healthy are: %s' % (
-            server,
-            min_healthy,
-            names,
+        msg = (
+            'the server "%s" is not withdrawn from the backend "%s": %d healthy others must stay, and those that are '
+            "healthy are: %s; to withdraw it all the same, set min_healthy: 0"
+            % (server, gateway.backend, min_healthy, names)
         )
         return Change("refused", msg, False, before, before, others)
     verb = "withdrawn" if withdraw else "put back"
@@ -166,8 +170,9 @@ def _wait_drained(gateway: Gateway, server: str, deadline: Deadline, interval: f
                 now.sessions,
             )
             return "busy", msg, now
-        # An empty look at the very end is confirmed by one more, which costs one interval.
-        deadline.clock.sleep(interval if empty else deadline.clamp(interval))
+        # An empty look at the very end is confirmed by one more, a moment later.
+        left = max(deadline.remaining, LAST_PAUSE) if empty else deadline.remaining
+        deadline.clock.sleep(min(interval, left))
 
 
 def _wait_ready(gateway: Gateway, server: str, deadline: Deadline, interval: float) -> t.Tuple[str, str, Server]:

@@ -21,6 +21,7 @@ Samples = t.Dict[str, t.List[float]]
 # Exposition format: NAME{labels} VALUE [timestamp]. A label value may hold braces and escaped quotes.
 SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z')
 CONFIRMATIONS = 2
+LAST_PAUSE = 0.2  # before the look that confirms one at the very end
 LOOK = 10.0  # an engine in a long step may take seconds to answer for its metrics
 # The most that one request for one token can add: to the tokens generated, to the steps, to the tokens read in. A token
 # of a prompt has at least a byte, and what a chat template adds around it is short.
@@ -185,6 +186,7 @@ def drain(
     """Wait until an engine is idle, within ``timeout`` seconds and one look."""
     _limits.at_least(0, timeout=timeout)
     _limits.at_least(0.01, interval=interval)
+    _http.join(url, "/")
 
     def look(left: float) -> Reading:
         return read(profile, url, access, min(LOOK, left))
@@ -222,10 +224,10 @@ def wait_idle(
             return _settled(word, last, readings)
         if last_chance or (deadline.expired and not settled):
             break
-        # A first look of that kind at the very end is confirmed by one more, which costs one interval.
+        # A first look of that kind at the very end is confirmed by one more, a moment later.
         last_chance = deadline.expired
         before = load
-        deadline.clock.sleep(interval if last_chance else deadline.clamp(interval))
+        deadline.clock.sleep(min(interval, max(deadline.remaining, LAST_PAUSE) if settled else deadline.remaining))
     if last.load is None:
         return IdleWait("unknown", "it is not known whether the engine is idle: %s" % last.error, None, readings)
     still_for = None if still_since is None else deadline.clock.monotonic() - still_since

@@ -59,11 +59,16 @@ options:
   timeout:
     description:
       - Seconds to wait for the sessions to end or the server to be up. V(0) asks for the state and takes one look.
+      - A look that finds no session at the very end is confirmed by one more, at most 0.2 seconds later. What the
+        gateway itself takes to answer, 5 seconds at most each time, and up to 30 seconds for another task that changes
+        the same backend come on top.
       - A server that is still busy then stays withdrawn, and its sessions go on.
     type: float
     default: 300
   interval:
-    description: Seconds between two looks. Two in a row must find no session. At least V(0.01).
+    description:
+      - Seconds between two looks. Two in a row must find no session. At least V(0.01).
+      - When less than that is left of O(timeout), the next look comes at its end.
     type: float
     default: 0.5
   report_only:

@@ -40,11 +40,13 @@ options:
   timeout:
     description:
       - Seconds to wait. V(0) means one look, and a second one to confirm it.
-      - A look that is quiet at the very end is confirmed by one more.
+      - A look that is quiet at the very end is confirmed by one more, at most 0.2 seconds later.
     type: float
     default: 300
   interval:
-    description: Seconds between two looks. At least V(0.01).
+    description:
+      - Seconds between two looks. At least V(0.01).
+      - When less than that is left of O(timeout), the next look comes at its end.
     type: float
     default: 0.5
   run_id:

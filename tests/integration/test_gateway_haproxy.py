@@ -284,7 +284,10 @@ def test_names_that_do_not_exist_are_named(site: Site) -> None:
     )
     with pytest.raises(ServingError) as caught:
         Haproxy(site.socket, "nothing", "gpu1").servers()
-    assert caught.value.message == 'the backend "nothing" does not exist in the gateway at "%s"' % site.socket
+    assert caught.value.message == (
+        'the backend "nothing" does not exist in the gateway at "%s", or has no servers: those with servers are "qwen"'
+        % site.socket
+    )
     with pytest.raises(ServingError) as caught:
         Haproxy("/nonexistent/socket", "qwen", "gpu1").servers()
     assert caught.value.message == ('the gateway at "/nonexistent/socket" cannot be asked: No such file or directory')

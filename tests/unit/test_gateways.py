@@ -53,6 +53,8 @@ class FakeClock(Clock):
 class Gateway:
     """A gateway whose server a loses a session a second, and is found up ``rise`` seconds after it was put back."""
 
+    backend = "qwen"
+
     def __init__(self, a: Server, *others: Server, rise: float = 0) -> None:
         self.clock = FakeClock()
         self.a, self.others, self.rise = a, others, rise
@@ -74,8 +76,8 @@ class Gateway:
         self.at = self.clock.now
         self.a = self.a._replace(admin="drain" if state == "drained" else "ready")
 
-    def change(self, state: str, timeout: float = 10, **options: t.Any) -> _gateways.Change:
-        return _gateways.change(self, "a", state, timeout, 0.5, clock=self.clock, **options)
+    def change(self, state: str, timeout: float = 10, interval: float = 0.5, **options: t.Any) -> _gateways.Change:
+        return _gateways.change(self, "a", state, timeout, interval, clock=self.clock, **options)
 
 
 def test_haproxy_is_read_from_both_tables() -> None:
@@ -96,6 +98,19 @@ def test_a_name_that_would_be_another_command_is_refused() -> None:
         _gateway_haproxy.Haproxy("/s", "qwen", "gpu1 state ready; show info")
 
 
+@pytest.mark.parametrize("path", ["/run/" + "x" * 200, "/run/" + "\u00e9" * 60, "/run/s\0"])
+def test_a_path_that_no_socket_can_have_is_refused(path: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _gateway_haproxy.Haproxy(path, "qwen", "gpu1")
+    assert caught.value.message.endswith("is no path of a socket: it may have 107 bytes")
+
+
+def test_the_backends_of_a_gateway_are_known_and_another_program_has_none() -> None:
+    assert _gateway_haproxy.backends(STATE) == ["other", "qwen"]
+    assert _gateway_haproxy.backends("HTTP/1.1 400 Bad Request\n# x\ny") == []
+    assert _gateway_haproxy.parse("HTTP/1.1 400 Bad Request", "Bad Request", "qwen") == {}
+
+
 def test_a_server_drains_until_two_looks_find_no_session() -> None:
     gateway = Gateway(UP._replace(sessions=4), UP)
     done = gateway.change("drained")
@@ -114,6 +129,19 @@ def test_sessions_that_are_left_make_it_busy_and_leave_it_withdrawn() -> None:
 def test_no_time_means_one_look() -> None:
     assert Gateway(UP._replace(sessions=1), UP).change("drained", timeout=0).verdict == "busy"
     assert Gateway(UP, UP).change("drained", timeout=0).verdict == "drained"
+
+
+@pytest.mark.parametrize(
+    ("sessions", "timeout", "verdict"),
+    [(0, 2, "drained"), (1, 2, "drained"), (2, 2, "drained"), (9, 2, "busy"), (0, 0, "drained"), (1, 0, "busy")],
+)
+def test_a_long_interval_never_outlasts_the_time_that_is_left(sessions: int, timeout: float, verdict: str) -> None:
+    gateway = Gateway(UP._replace(sessions=sessions), UP)
+    assert gateway.change("drained", timeout, 3600).verdict == verdict
+    assert gateway.clock.now <= timeout + 0.3
+    gateway = Gateway(UP._replace(admin="drain"), rise=sessions)
+    assert gateway.change("ready", timeout, 3600).verdict == ("ready" if sessions <= timeout else "error")
+    assert gateway.clock.now <= timeout + 0.3
 
 
 def test_it_is_idempotent() -> None:
@@ -158,7 +186,8 @@ def test_too_few_healthy_others_are_a_refusal(
 
 def test_a_refusal_says_how_many_there_are() -> None:
     assert Gateway(UP, UP).change("drained", min_healthy=2).msg == (
-        'the server "a" is not withdrawn: 2 healthy others must stay, and those that are healthy are: "s0"'
+        'the server "a" is not withdrawn from the backend "qwen": 2 healthy others must stay, and those that are '
+        'healthy are: "s0"; to withdraw it all the same, set min_healthy: 0'
     )
 
 
@@ -218,7 +247,18 @@ def test_a_lock_that_is_held_names_the_backend(monkeypatch: pytest.MonkeyPatch, 
         pass
 
 
-@pytest.mark.parametrize("options", [{"timeout": -1}, {"min_healthy": -1}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout": -1},
+        {"timeout": float("inf")},
+        {"timeout": float("nan")},
+        {"min_healthy": -1},
+        {"interval": -1},
+        {"interval": float("inf")},
+        {"interval": float("nan")},
+    ],
+)
 def test_limits_below_the_least_touch_nothing(options: t.Dict[str, t.Any]) -> None:
     gateway = Gateway(UP, UP)
     with pytest.raises(UsageError):

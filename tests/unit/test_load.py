@@ -83,6 +83,26 @@ def test_idle_is_two_quiet_looks_in_a_row(readings: t.List[_load.Reading], verdi
     assert (found.verdict, found.readings) == (verdict, count)
 
 
+@pytest.mark.parametrize(
+    ("readings", "timeout", "verdict"),
+    [
+        ([load()], 2, "idle"),
+        ([load(1)], 2, "busy"),
+        ([load(1), load(), load()], 2, "idle"),
+        ([UNKNOWN], 2, "unknown"),
+        ([ABSENT], 0, "absent"),
+        ([load()], 0, "idle"),
+    ],
+)
+def test_a_long_interval_never_outlasts_the_time_that_is_left(
+    readings: t.List[_load.Reading], timeout: float, verdict: str
+) -> None:
+    left, clock = list(readings), FakeClock()
+    found = _load.wait_idle(lambda _left: left.pop(0) if len(left) > 1 else left[0], Deadline(timeout, clock), 3600)
+    assert found.verdict == verdict
+    assert clock.now <= timeout + 0.3
+
+
 def test_no_time_means_one_look_and_its_confirmation() -> None:
     assert wait([load()], timeout=0) == _load.IdleWait(
         "idle", "the engine is idle: nothing runs and nothing waits", load().load, 2
@@ -170,7 +190,10 @@ def test_others_are_served_when_more_moved_than_we_can_have_moved(
     assert _load.others(_engines.PROFILES[engine], before, after, requests, prompt_bytes) is served
 
 
-@pytest.mark.parametrize(("name", "value"), [("timeout", -1), ("interval", 0)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("timeout", -1), ("interval", 0), ("interval", -1), ("timeout", float("inf")), ("interval", float("nan"))],
+)
 def test_a_drain_refuses_limits_that_are_none(name: str, value: float) -> None:
     limits = dict({"timeout": 1.0, "interval": 1.0}, **{name: value})
     with pytest.raises(UsageError):
