@@ -24,7 +24,7 @@ VENDOR = "nvidia"
 # Waiting does not change these.
 LASTING = ("library_missing", "driver_mismatch", "no_gpu", "no_stack")
 BUSY_SENSOR = 90  # percent
-LAST_ANSWER = 1.0  # seconds for systemd when the time is over
+LAST_ANSWER = 1.0  # seconds for systemd and for the open files when the time is over
 
 
 @dataclass
@@ -81,13 +81,14 @@ def read(
     """Look once. ``limit`` bounds the time spent on the driver and on systemd; the folders are for tests."""
     selectors = None if options.gpus is None else _check_selectors(options.gpus)
     indexes = None
-    if selectors is not None and all(text.isdigit() for text in selectors):
+    if selectors is not None and all(map(_index, selectors)):
         indexes = [int(text) for text in selectors]
     deadline = Deadline(_gpu_nvidia.READING_LIMIT if limit is None else limit)
     vendor = _gpu_nvidia.read(indexes, deadline.seconds)
     reading = Reading(count=vendor.count, driver_version=vendor.driver_version)
     # Read after the driver: what it listed and what has ended since is then seen as such, and never the reverse.
-    nodes = _gpu_nodes.scan(_gpu_nodes.NVIDIA, devices, proc)
+    nodes_limit = max(LAST_ANSWER, min(_gpu_nodes.LIMIT, deadline.remaining))
+    nodes = _gpu_nodes.scan(_gpu_nodes.NVIDIA, devices, proc, nodes_limit)
     table = Table.snapshot(proc)
     reading.stuck_probes = sorted(pid for pid, _start in _bounded.stuck_children())
     _without(vendor.devices, nodes, reading.stuck_probes + [os.getpid()])
@@ -140,14 +141,19 @@ def wait_clear(
 
 def _check_selectors(gpus: t.Sequence[t.Any]) -> t.List[str]:
     selectors = [str(entry).strip() for entry in gpus]
+    selectors = [str(int(text)) if _index(text) else text for text in selectors]
     if not selectors:
         raise UsageError("the list of GPUs is empty: name at least one, or leave the list out to mean all")
     for text in selectors:
-        if not (text.isdigit() or text.startswith(("GPU-", "MIG-")) or _pci(text)):
+        if not (_index(text) or text.startswith(("GPU-", "MIG-")) or _pci(text)):
             raise UsageError('"%s" names no GPU: give an index, a UUID or a PCI address' % text)
     if len(set(selectors)) != len(selectors):
         raise UsageError("the list of GPUs names one twice: %s" % ", ".join(selectors))
     return selectors
+
+
+def _index(text: str) -> bool:
+    return re.match(r"[0-9]{1,4}\Z", text) is not None
 
 
 def _pci(text: str) -> t.Optional[t.Tuple[int, int, int, int]]:
@@ -161,7 +167,7 @@ def _pci(text: str) -> t.Optional[t.Tuple[int, int, int, int]]:
 
 def _pick(text: str, devices: t.Sequence[Device]) -> Device:
     for device in devices:
-        if text.isdigit() and device.index == int(text):
+        if _index(text) and device.index == int(text):
             return device
         if device.uuid == text:
             return device
@@ -174,7 +180,7 @@ def _pick(text: str, devices: t.Sequence[Device]) -> Device:
     silent = [device.label for device in devices if device.verdict == "error" and device.uuid is None]
     if silent:
         detail += ", or it is %s, which does not tell its name" % " or ".join(silent)
-    lost = Device(index=int(text) if text.isdigit() else None, vendor=VENDOR, asked=text)
+    lost = Device(index=int(text) if _index(text) else None, vendor=VENDOR, asked=text)
     return lost.decide("error", "not_found", detail)
 
 
@@ -256,7 +262,7 @@ def _check_count(reading: Reading, options: Options) -> None:
 def _warn(reading: Reading, nodes: _gpu_nodes.NodeFacts) -> None:
     if nodes.hidden:
         reading.warnings.append(
-            "a device node may be open that is not seen: the open files of %d process%s could not be read%s"
+            "a device node may be open that is not seen: the open files of %d process%s or more could not be read%s"
             % (nodes.hidden, "" if nodes.hidden == 1 else "es", "; run as root" if os.geteuid() else "")
         )
     for device in reading.devices:

@@ -4,26 +4,33 @@
 
 """Open device nodes: who holds a GPU as the kernel's file tables tell it, independent of the vendor's driver library.
 
-Links are read, and at most the link itself is stated. No node is opened, so a sick device cannot block this.
+Links are read, and what they lead to is stated. No node is opened, so a sick device cannot block this. A file of a
+network that is down can: all of it runs in a bounded child.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import typing as t
 from dataclasses import dataclass, field
+
+from . import _bounded
 
 __all__ = ["NVIDIA", "Family", "NodeFacts", "any_node", "scan"]
 
 DELETED = " (deleted)"
+KEY = "nodes"
+LIMIT = 10.0  # seconds for one look at all processes
 
 
 @dataclass(frozen=True)
 class Family:
     """How the nodes of one vendor's devices are recognised.
 
-    By name, because that also holds where the number differs; by number, because a container may rename its nodes.
+    By number first, whatever the path, because a container may rename its nodes and put them anywhere; else by name,
+    because that also holds where the number differs.
     """
 
     name: t.Pattern[str]
@@ -36,31 +43,67 @@ NVIDIA = Family(re.compile(r"nvidia(\d+)\Z"), major=195, last_minor=247)
 
 @dataclass
 class NodeFacts:
-    """What the file tables showed. ``hidden`` counts the processes whose tables could not be read."""
+    """What the file tables showed. ``hidden`` counts the processes whose tables could not be read.
+
+    Processes that are hidden altogether count as one.
+    """
 
     holders: t.Dict[int, t.List[int]] = field(default_factory=dict)  # minor -> pids
     hidden: int = 0
     error: str = ""
 
 
-def scan(family: Family, folder: str = "/dev", proc: str = "/proc") -> NodeFacts:
-    """Every process that has a node of ``family`` in ``folder`` open."""
+def scan(family: Family, folder: str = "/dev", proc: str = "/proc", limit: float = LIMIT) -> NodeFacts:
+    """Every process that has a node of ``family`` open; ``folder`` is where nodes are known by their names."""
     facts = NodeFacts()
+
+    def look(report: _bounded.Report) -> t.Dict[str, t.Any]:
+        return _scan(report, family, folder, proc)
+
+    outcome = _bounded.run(look, limit, key=KEY)
+    for part in outcome.partial:
+        for minor in part["minors"]:
+            facts.holders.setdefault(minor, []).append(part["pid"])
+    if outcome.ok:
+        facts.hidden, facts.error = outcome.value["hidden"], outcome.value["error"]
+    else:
+        facts.error = "the open files of all processes cannot be read: %s" % outcome.error
+    return facts
+
+
+def _scan(report: _bounded.Report, family: Family, folder: str, proc: str) -> t.Dict[str, t.Any]:
+    """Runs in the child: tell of each process that holds a node, then of what could not be seen."""
     try:
         pids = [int(entry) for entry in os.listdir(proc) if entry.isdigit()]
     except OSError as error:
-        facts.error = "%s cannot be listed: %s" % (proc, error.strerror)
-        return facts
+        return {"hidden": 0, "error": "%s cannot be listed: %s" % (proc, error.strerror)}
+    hidden = 1 if 1 not in pids or _hides(proc) else 0
     prefix = folder.rstrip("/") + "/"
     for pid in sorted(pids):
         try:
             minors = _minors_of("%s/%d" % (proc, pid), family, prefix)
         except PermissionError:
-            facts.hidden += 1
+            hidden += 1
             continue
-        for minor in minors:
-            facts.holders.setdefault(minor, []).append(pid)
-    return facts
+        if minors:
+            report({"pid": pid, "minors": sorted(minors)})
+    return {"hidden": hidden, "error": ""}
+
+
+def _hides(proc: str) -> bool:
+    """Whether this process table is mounted so that an ordinary user does not see the processes of others."""
+    if os.geteuid() == 0:
+        return False
+    try:
+        with open(proc + "/self/mountinfo", encoding="utf-8", errors="replace") as handle:
+            mounts = [line.split() for line in handle]
+    except OSError:
+        return True
+    for words in mounts:
+        options = words[-1].split(",") if len(words) > 4 and words[4] == proc else []
+        if any(word.startswith("hidepid=") and word not in ("hidepid=0", "hidepid=off") for word in options):
+            return True
+    return False
 
 
 def any_node(family: Family, folder: str = "/dev") -> bool:
@@ -115,17 +158,17 @@ def _minors_in(table: str, family: Family, prefix: str) -> t.Optional[t.Set[int]
 
 
 def _minor(link: str, target: str, family: Family, prefix: str) -> t.Optional[int]:
+    if not target.startswith("/"):
+        return None  # a socket, a pipe
+    try:
+        # Of the open file itself, also where its path leads elsewhere: in another root, after a rename.
+        found = os.stat(link)
+        if stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == family.major:
+            minor = os.minor(found.st_rdev)
+            return minor if minor <= family.last_minor else None
+    except OSError:
+        pass
     if target.endswith(DELETED):
         target = target[: -len(DELETED)]
-    if not target.startswith(prefix):
-        return None
-    match = family.name.match(target[len(prefix) :])
-    if match:
-        return int(match.group(1))
-    try:
-        number = os.stat(link).st_rdev
-    except OSError:
-        return None
-    if number and os.major(number) == family.major and os.minor(number) <= family.last_minor:
-        return os.minor(number)
-    return None
+    match = family.name.match(target[len(prefix) :]) if target.startswith(prefix) else None
+    return int(match.group(1)) if match else None

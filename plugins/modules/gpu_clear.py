@@ -284,7 +284,8 @@ driver_version:
   sample: 550.127.05
 stuck_probes:
   description:
-    - Pids of our own calls that hang in a driver and cannot be ended, also of those that had answered before.
+    - Pids of our own calls that hang in a driver, or on an open file, and cannot be ended, also of those that had
+      answered before.
   type: list
   elements: int
   returned: always

@@ -130,7 +130,9 @@ def test_a_device_not_found_may_be_the_silent_one():
     assert device.label == 'GPU "GPU-b"'
 
 
-@pytest.mark.parametrize("gpus", [[], ["x"], ["0", "0"], ["-1"], ["0,1"], ["all"]])
+@pytest.mark.parametrize(
+    "gpus", [[], ["x"], ["0", "0"], ["-1"], ["0,1"], ["all"], ["²"], ["٣"], ["9" * 30], ["0", "00"]]
+)
 def test_a_selector_that_means_nothing_is_refused(gpus):
     with pytest.raises(UsageError):
         _gpu._check_selectors(gpus)

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import time
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _gpu_nodes
@@ -27,6 +29,7 @@ def proc(tmp_path):
             (table / str(number)).symlink_to(target)
 
     add.root = str(tmp_path)
+    add(1)
     return add
 
 
@@ -83,12 +86,45 @@ def test_any_node(tmp_path):
     assert not _gpu_nodes.any_node(NVIDIA, str(tmp_path / "none"))
 
 
+@pytest.mark.parametrize("path", ["/dev/gpu", "/srv/root/dev/nvidia7", "/tmp/x (deleted)", "/dev/nvidia7"])
 @pytest.mark.parametrize(("major", "minor", "holders"), [(195, 5, {5: [10]}), (195, 255, {}), (1, 3, {}), (0, 0, {})])
-def test_a_node_under_another_name_is_known_by_its_number(proc, monkeypatch, major, minor, holders):
-    proc(10, "/dev/gpu")
+def test_a_node_anywhere_is_known_by_its_number(proc, monkeypatch, path, major, minor, holders):
+    proc(10, path)
+    if path == "/dev/nvidia7" and major != 195:
+        holders = {7: [10]}  # by its name
 
     class Node:
-        st_rdev = os.makedev(major, minor)
+        st_rdev, st_mode = os.makedev(major, minor), stat.S_IFCHR
 
-    monkeypatch.setattr(_gpu_nodes.os, "stat", lambda _path: Node)
+    real = os.stat
+    monkeypatch.setattr(_gpu_nodes.os, "stat", lambda path, **more: Node if "/fd/" in str(path) else real(path, **more))
     assert scan(NVIDIA, proc=proc.root).holders == holders
+
+
+def test_a_process_table_without_process_one_hides_others(proc):
+    os.rename(proc.root + "/1", proc.root + "/100")
+    assert scan(NVIDIA, proc=proc.root).hidden == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "uid", "hidden"),
+    [("rw", 1000, 0), ("rw,hidepid=0", 1000, 0), ("rw,hidepid=1", 1000, 1), ("rw,gid=3,hidepid=invisible", 1000, 1)]
+    + [("rw,hidepid=2", 0, 0)],
+)
+def test_a_process_table_that_hides_others_says_so(proc, monkeypatch, options, uid, hidden):
+    os.mkdir(proc.root + "/self")
+    lines = "21 1 0:5 / /dev rw - devtmpfs udev rw\n22 1 0:20 / %s rw,nosuid shared:12 - proc proc %s\n"
+    with open(proc.root + "/self/mountinfo", "w") as handle:
+        handle.write(lines % (proc.root, options))
+    monkeypatch.setattr(_gpu_nodes.os, "geteuid", lambda: uid)
+    assert scan(NVIDIA, proc=proc.root).hidden == hidden
+
+
+def test_a_file_that_hangs_does_not_hang_the_look(proc, monkeypatch):
+    proc(10, "/dev/nvidia0")
+    proc(20, "/net/gone")
+    real = os.readlink
+    monkeypatch.setattr(_gpu_nodes.os, "readlink", lambda path: time.sleep(60) if "/20/" in str(path) else real(path))
+    facts = scan(NVIDIA, proc=proc.root, limit=0.5)
+    assert facts.holders == {0: [10]}
+    assert facts.error == "the open files of all processes cannot be read: no answer within 0.5 s"
