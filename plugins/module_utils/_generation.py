@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import typing as t
 import uuid
@@ -106,6 +105,7 @@ def probe(
             thread.join()
 
     for url in sides.values():
+        _http.check(access)
         _http.join(url, "/")  # a URL that cannot be used is the caller's mistake, not the server's
     outcome = _bounded.run(work, timeout, tick=tick)
     found: t.Dict[str, Side] = {}
@@ -263,10 +263,7 @@ def _replies(answer: _http.Answer) -> t.List[t.Tuple[float, Reply]]:
     texts = answer.events or [(answer.elapsed, answer.body)]
     found = []
     for at, text in texts:
-        try:
-            reply = json.loads(text)
-        except ValueError:
-            continue
+        reply = _http.loads(text)
         if isinstance(reply, dict):
             found.append((at, reply))
     return found
@@ -287,9 +284,8 @@ def _content(reply: Reply, kind: str) -> bool:
 def listed_models(body: str) -> t.List[str]:
     """The ids in a list of models, as OpenAI shapes it; empty for anything else."""
     try:
-        rows = json.loads(body)["data"]
-        return [str(row["id"]) for row in rows]
-    except (ValueError, KeyError, TypeError):
+        return [row["id"] for row in _http.loads(body)["data"] if isinstance(row["id"], str)]
+    except (KeyError, TypeError):
         return []
 
 

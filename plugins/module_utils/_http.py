@@ -11,7 +11,9 @@ exchange runs in a child that is killed at the deadline, which also closes the c
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
 import socket
 import ssl
 import time
@@ -32,12 +34,14 @@ except ImportError:
     requests = None  # type: ignore[assignment]
     TransportError = OSError  # type: ignore[assignment,misc]
 
-__all__ = ("Access", "Answer", "Request", "exchange", "fetch", "join", "unfinished")
+__all__ = ("Access", "Answer", "Request", "check", "exchange", "fetch", "join", "loads", "unfinished")
 
 MAX_BYTES = 1 << 20
 MAX_EVENTS = 256
 MAX_REDIRECTS = 3
 CHUNK = 65536
+HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+HEADER_VALUE = re.compile(r"(?:[\x21-\x7e\xa0-\xff][\t\x20-\x7e\xa0-\xff]*)?\Z")
 SYSTEM_CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 Note = t.Callable[[t.Dict[str, t.Any]], None]
@@ -87,13 +91,53 @@ class Answer:
 
 def join(base: str, path: str) -> str:
     """The URL of an endpoint. A base that ends in /v1, as clients of OpenAI are given it, is understood too."""
-    parts = urlsplit(base)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError('the URL "%s" is not usable: it must be http://HOST:PORT or https://HOST:PORT' % base)
+    _check_url(base)
     base = base.rstrip("/")
     if base.endswith("/v1") and path.startswith("/v1/"):
         base = base[: -len("/v1")]
     return base + path
+
+
+def _check_url(url: str) -> None:
+    """Refuse what is no URL of a server. What may be a secret is not repeated."""
+    shape = "it must be http://HOST:PORT or https://HOST:PORT"
+    if "@" in url or "%40" in url:
+        raise UsageError(
+            'a URL is not usable: it holds a user name or password, which belong into "api_key" or "headers"'
+        )
+    if "?" in url or "#" in url:
+        raise UsageError("a URL is not usable: it holds a query or fragment, but %s" % shape)
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        usable = parts.scheme in ("http", "https") and host != "" and parts.port != 0
+        if ":" not in host:
+            host.encode("idna")
+    except ValueError:
+        usable = False
+    if not usable or any(letter <= " " or letter == "\x7f" for letter in url):
+        raise UsageError('the URL "%s" is not usable: %s' % (url, shape))
+
+
+def check(access: Access) -> Access:
+    """Refuse what no header can carry. It is not repeated, since it may be a key."""
+    wrong = "is not usable: it holds a line break or another character that no HTTP header can carry"
+    if access.api_key and not HEADER_VALUE.match("x" + access.api_key):
+        raise UsageError("the API key " + wrong)
+    for name, value in (access.headers or {}).items():
+        if not HEADER_NAME.match(str(name)):
+            raise UsageError("the name of a header " + wrong)
+        if not HEADER_VALUE.match(str(value)):
+            raise UsageError('the value of the header "%s" %s' % (name, wrong))
+    return access
+
+
+def loads(text: str) -> t.Any:
+    """What a server sent as JSON; None when it is none. A few brackets are enough to exhaust a parser."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def fetch(request: Request, access: Access, timeout: float, tick: t.Optional[t.Callable[[], None]] = None) -> Answer:
@@ -102,6 +146,7 @@ def fetch(request: Request, access: Access, timeout: float, tick: t.Optional[t.C
     def work(report: Note) -> t.Dict[str, t.Any]:
         return vars(exchange(request, access, timeout, report))
 
+    check(access)
     outcome = _bounded.run(work, timeout, tick=tick)
     if outcome.status == "ok":
         return Answer(**outcome.value)

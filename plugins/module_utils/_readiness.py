@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import typing as t
 
 from . import _generation, _http
@@ -120,7 +119,7 @@ class Wait:
             return Ending("dead", 'the unit "%s" does not exist on this host' % name)
         if before is not None:
             self._count_restarts(before, state)
-        if self.restarts >= max(1, self.options.max_restarts):
+        if self.restarts >= self.options.max_restarts:
             why = self._why()
             return Ending("restart_loop", 'the unit "%s" was restarted %d times: %s' % (name, self.restarts, why))
         if state.active_state == "failed":
@@ -350,6 +349,6 @@ class Wait:
 
 def _owners(body: str) -> t.List[str]:
     try:
-        return [str(row["owned_by"]) for row in json.loads(body)["data"]]
-    except (ValueError, KeyError, TypeError):
+        return [row["owned_by"] for row in _http.loads(body)["data"] if isinstance(row["owned_by"], str)]
+    except (KeyError, TypeError):
         return []

@@ -66,6 +66,7 @@ class Options(t.NamedTuple):
     stall_timeout: float = 300.0
 
     def check(self) -> None:
+        _limits.at_least(1, max_restarts=self.max_restarts)
         _limits.more_than_zero(
             timeout=self.timeout,
             stall_timeout=self.stall_timeout,

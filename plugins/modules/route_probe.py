@@ -30,6 +30,7 @@ options:
   url:
     description:
       - The engine itself, such as V(http://127.0.0.1:8000).
+      - A user name, a password or a query in it is refused. A key belongs into O(api_key) or O(headers).
       - With neither O(url) nor O(route_url), both are taken from the definition of O(service). Otherwise only what is
         given is probed.
     type: str
@@ -231,7 +232,9 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
     found = _probe.run(
         _probe.sides_of(params["url"], params["route_url"], params.get("definition") or {}),
         _generation.Question(_engines.get(params["engine"]), params["model"], params["endpoint"], params["prompt"]),
-        _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"]),
+        _http.check(
+            _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
+        ),
         _probe.Policy(params["timeout"], params["max_ttft"], params["max_total"], params["count"], params["interval"]),
         _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"]),
     )

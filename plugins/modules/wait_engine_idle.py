@@ -27,6 +27,7 @@ options:
   url:
     description:
       - The engine itself, such as V(http://127.0.0.1:8000). Never the gateway.
+      - A user name, a password or a query in it is refused. A key belongs into O(api_key) or O(headers).
       - Default is that of O(service).
     type: str
   engine:
@@ -143,7 +144,9 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
     found = _load.drain(
         _engines.get(params["engine"]),
         params["url"],
-        _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"]),
+        _http.check(
+            _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
+        ),
         0 if ctx.check_mode else params["timeout"],
         params["interval"],
         _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"]),

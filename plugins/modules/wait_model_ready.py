@@ -41,6 +41,7 @@ options:
   url:
     description:
       - The engine itself, such as V(http://127.0.0.1:8000). Never the gateway.
+      - A user name, a password or a query in it is refused. A key belongs into O(api_key) or O(headers).
       - With O(unit), it must lead to an address of the managed host. What answers elsewhere proves nothing of the unit.
       - Default is that of O(service).
     type: str
@@ -73,7 +74,7 @@ options:
     type: float
     default: 60
   max_restarts:
-    description: How many restarts during the wait make a restart loop.
+    description: How many restarts during the wait make a restart loop. At least V(1).
     type: int
     default: 3
   interval:
@@ -234,7 +235,9 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
         raise UsageError('there is nothing to wait for: give "url", or a service whose definition has one')
     _http.join(params["url"], "/")
     profile = _engines.get(params["engine"])
-    access = _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
+    access = _http.check(
+        _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
+    )
     mark_gid = _selection.mark_of(params["service"], params["unit"], params.get("definition") or {})
     target = HostTarget(params["unit"], params["url"], _generation.Question(profile), access, mark_gid)
     given = {name: params[name] for name in Options._fields if params[name] is not None}

@@ -228,7 +228,13 @@ def test_the_gravest_attempt_counts_and_one_that_timed_out_is_the_last() -> None
         assert (found.verdict, len(found.attempts), found.ok) == ("wedged", 1, False)
 
 
-@pytest.mark.parametrize("limits", [{"timeout": 0}, {"count": 0}, {"interval": -1}, {"max_ttft": 0}, {"max_total": -1}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        *({"timeout": 0}, {"count": 0}, {"interval": -1}, {"max_ttft": 0}, {"max_total": -1}),
+        *({"timeout": float("inf")}, {"timeout": float("nan")}, {"interval": float("inf")}, {"max_ttft": float("inf")}),
+    ],
+)
 def test_limits_that_are_none_are_refused_before_anything_is_asked(limits: t.Dict[str, t.Any]) -> None:
     with pytest.raises(UsageError):
         _probe.run({"direct": "http://h"}, _generation.Question(SGLANG), _http.Access(), _probe.Policy(**limits))

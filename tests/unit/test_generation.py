@@ -9,6 +9,7 @@ import typing as t
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _engines, _generation, _http
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 
 OPENAI = _engines.PROFILES["openai"]
@@ -47,6 +48,7 @@ def usage(tokens: int) -> t.Dict[str, t.Any]:
         (whole(dict(text("", "length"), usage={"completion_tokens": 0})), "empty_response", 0, None),
         (stream(usage(0), text("x"), usage(1)), "ok", 1, 0.2),
         (stream(text("", "stop"), usage(0)), "empty_response", 0, None),
+        (_http.Answer("u", status=200, body="[" * 100000), "error_response", None, None),
         (whole({"model": "m", "choices": []}), "empty_response", None, None),
         (stream(), "error_response", None, None),
         (stream({"error": {"message": "engine died"}}), "error_response", None, None),
@@ -161,6 +163,19 @@ def test_without_a_model_the_first_one_listed_is_asked() -> None:
     server = Server(whole({"data": [{"id": "one"}, {"id": "two"}]}), stream(text("x", model="one")))
     assert ask(server).verdict == "ok"
     assert (server.asked[1].body or {})["model"] == "one"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["[" * 100000, "", "[]", "null", '{"data": 1}', '{"data": null}', '{"data": ["m"]}', '{"data": [{"id": [1]}]}'],
+)
+def test_what_is_no_list_of_models_lists_none(body: str) -> None:
+    assert _generation.listed_models(body) == []
+
+
+def test_a_probe_refuses_a_key_before_it_asks() -> None:
+    with pytest.raises(UsageError):
+        _generation.probe({"direct": "http://h"}, _generation.Question(OPENAI, "m"), _http.Access("a\nb"), 30)
 
 
 def test_every_prompt_is_a_new_one() -> None:

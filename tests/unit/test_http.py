@@ -30,13 +30,72 @@ def test_a_base_with_or_without_v1_leads_to_the_same_endpoint(base: str, url: st
     assert _http.join(base, "/v1/models") == url
 
 
-@pytest.mark.parametrize("base", ["h:1", "ftp://h", "http://", "/v1"])
+@pytest.mark.parametrize(
+    "base",
+    [
+        *("h:1", "ftp://h", "http://", "/v1", "", "http://[::1", "http://h:abc", "http://h:99999", "http://h:0"),
+        *("http://h:-1", "http://a b:1", "http://h:1/\n", "http://.:1", "http://a..b", "http://%s:1" % ("x" * 64)),
+    ],
+)
 def test_what_is_no_http_url_is_refused(base: str) -> None:
     with pytest.raises(UsageError) as caught:
         _http.join(base, "/health")
     assert caught.value.message == (
         'the URL "%s" is not usable: it must be http://HOST:PORT or https://HOST:PORT' % base
     )
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://user:hunter2@h:1", "user:hunter2@h", "http://hunter2@h", "http://user:hunter2%40h", "ftp://u:hunter2@h"]
+    + ["http://h:1/?key=hunter2", "http://h:1#hunter2", "http://[user:hunter2@h", "http://h:1/v1@hunter2"],
+)
+def test_a_url_that_may_hold_a_secret_is_refused_without_repeating_it(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _http.join(url, "/health")
+    assert caught.value.message.startswith("a URL is not usable: it holds a ")
+    assert "hunter2" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1]:1", "http://[fe80::1%25eth0]:1", "http://gpu1:1", "https://\u00fc.example"]
+)
+def test_a_url_of_a_server_is_accepted(url: str) -> None:
+    assert _http.join(url, "/x") == url + "/x"
+
+
+@pytest.mark.parametrize(
+    ("access", "what"),
+    [
+        (_http.Access("hunter2\n"), "the API key "),
+        (_http.Access("hunter2\r\nX: y"), "the API key "),
+        (_http.Access("hunter2\u20ac"), "the API key "),
+        (_http.Access("hunter2\0"), "the API key "),
+        (_http.Access(headers={"X-Key": "hunter2\n"}), 'the value of the header "X-Key" '),
+        (_http.Access(headers={"X-Key": " hunter2"}), 'the value of the header "X-Key" '),
+        (_http.Access(headers={"hunter2 x": "y"}), "the name of a header "),
+        (_http.Access(headers={"": "y"}), "the name of a header "),
+    ],
+)
+def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(access: _http.Access, what: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _http.check(access)
+    assert caught.value.message == (
+        what + "is not usable: it holds a line break or another character that no HTTP header can carry"
+    )
+    with pytest.raises(UsageError):
+        _http.fetch(_http.Request("GET", "http://127.0.0.1:9"), access, 1)
+
+
+def test_a_key_that_a_header_can_carry_is_accepted() -> None:
+    access = _http.Access("sk-a b\u00e9", {"X-Number": 7, "X-Empty": "", "X-Y": "a b"})
+    assert _http.check(access) is access
+
+
+@pytest.mark.parametrize("text", ["[" * 100000, '{"a":' * 100000, "", "x", "[1"])
+def test_what_is_no_json_is_nothing(text: str) -> None:
+    assert _http.loads(text) is None
+    assert _http.loads("[1]") == [1]
 
 
 def wrapped(inner: BaseException) -> requests.ConnectionError:

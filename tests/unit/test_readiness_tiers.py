@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _http
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
 from service import Service, listing, loading
@@ -81,6 +82,30 @@ def test_models_of_another_engine_are_the_wrong_server() -> None:
     service = Service()
     service.models = lambda now: listing("m", owner="open-webui")
     assert service.wait(model="m").msg == ('another server answers: its models belong to "open-webui", not to vLLM')
+
+
+@pytest.mark.parametrize("body", ["[" * 100000, '{"data": [{"id": "m", "owned_by": [1]}]}', '{"data": 7}'])
+def test_a_list_of_models_that_is_none_is_no_internal_error(body: str) -> None:
+    service = Service()
+    service.models = lambda now: _http.Answer("u", status=200, body=body)
+    assert service.wait(timeout=5).verdict in ("ready", "progressing")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_restarts", -2),
+        ("max_restarts", 0),
+        ("interval", -1),
+        ("interval", float("inf")),
+        ("timeout", float("nan")),
+        ("stall", float("inf")),
+        ("generation_timeout", float("nan")),
+    ],
+)
+def test_limits_that_are_none_are_refused(name: str, value: float) -> None:
+    with pytest.raises(UsageError):
+        Service().wait(**{name: value})
 
 
 def test_a_generation_that_never_comes_is_wedged() -> None:
