@@ -25,6 +25,7 @@ RETURNED = (
 )
 COMM_LENGTH = 15  # the kernel cuts process names
 NO_PERMISSION = 4
+DEFAULT_MOST = 512  # MiB that a name alone excuses: these daemons hold little, and anybody may bear their names
 
 DEFAULT_ALLOWED: t.List[t.Dict[str, str]] = [
     {"name": "nvidia-persistenced"},
@@ -44,7 +45,7 @@ class Options:
     expected_gpus: t.Optional[int] = None
     allow_no_gpu: bool = False
     memory_tolerance: int = 64
-    allowed_holders: t.Sequence[Rule] = field(default_factory=lambda: list(DEFAULT_ALLOWED))
+    allowed_holders: t.Optional[t.Sequence[Rule]] = None  # by the default rules, up to DEFAULT_MOST each
     unit: t.Optional[str] = None
     mark_gid: t.Optional[int] = None
     interval: float = 1.0
@@ -77,6 +78,7 @@ class Holder:
     identity: t.Optional[Identity] = None
     allowed: bool = False
     foreign: bool = False
+    beyond: bool = False  # a default rule fits, but it holds more than that excuses
 
     @property
     def excused(self) -> bool:
@@ -113,7 +115,8 @@ class Holder:
             text = 'process %d "%s" (user %s, %s)' % (self.pid, self.identity.name, self.identity.user, place)
         if not self.listed:
             return text + " has the device node open"
-        return text + (" holds %d MiB" % self.memory if self.memory is not None else " holds memory of unknown size")
+        text += " holds %d MiB" % self.memory if self.memory is not None else " holds memory of unknown size"
+        return text + (" (its name alone excuses %d MiB)" % DEFAULT_MOST if self.beyond else "")
 
 
 @dataclass
@@ -179,7 +182,7 @@ def judge(
         utilization=facts.get("utilization"),
     )
     node_pids = nodes.holders.get(minor, []) if minor is not None else []
-    device.holders = _holders(facts.get("processes", []), node_pids, resolve, options)
+    device.holders = _holders(facts.get("processes", []), node_pids, resolve, options, device.memory_used)
     if facts.get("reason"):
         return device.decide("error", facts["reason"], facts["detail"])
     if facts.get("mig"):
@@ -197,7 +200,7 @@ def judge(
 
 
 def _holders(
-    listed: t.Sequence[Facts], node_pids: t.Sequence[int], resolve: Resolve, options: Options
+    listed: t.Sequence[Facts], node_pids: t.Sequence[int], resolve: Resolve, options: Options, used: t.Optional[int]
 ) -> t.List[Holder]:
     found: t.Dict[int, Holder] = {}
     for entry in listed:
@@ -214,7 +217,13 @@ def _holders(
             found[pid] = Holder(pid, "node", ["node"])
     for holder in found.values():
         holder.identity = resolve(holder.pid)
-        holder.allowed = allowed(holder.identity, options.allowed_holders)
+        if options.allowed_holders is not None:
+            holder.allowed = allowed(holder.identity, options.allowed_holders)
+        elif allowed(holder.identity, DEFAULT_ALLOWED):
+            # Where it is not known what it holds, it holds no more than all that is in use.
+            most = used if holder.memory is None else holder.memory
+            holder.beyond = holder.listed and (most is None or (holder.memory or 0) > DEFAULT_MOST)
+            holder.allowed = not holder.beyond
         holder.foreign = holder.identity is not None and not holder.identity.owned
     return list(found.values())
 

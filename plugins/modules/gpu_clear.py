@@ -67,7 +67,9 @@ options:
         that the driver says they hold does not count.
       - A rule fits when everything that it gives is equal.
       - The list replaces the default, which is C(nvidia-persistenced), C(nvidia-powerd), C(nv-fabricmanager),
-        C(nv-hostengine), C(dcgm-exporter) and C(Xorg).
+        C(nv-hostengine), C(dcgm-exporter) and C(Xorg). Anybody may bear such a name, so the default excuses at most
+        512 MiB of each process, and none where the driver tells nothing of the memory. A rule of this list excuses
+        whatever its process holds.
     type: list
     elements: dict
     suboptions:
@@ -202,7 +204,7 @@ gpus:
     detail:
       description: The reason as a sentence.
       type: str
-      sample: process 4711 "sglang::schedul" (user sglang, unit sglang.service) holds 44000 MiB
+      sample: process 4711 "llama-server" (user llama, unit llama.service) holds 44000 MiB
     memory_used:
       description: Memory in use in MiB, or null where the driver does not tell. Never 0 for unknown.
       type: int
@@ -234,15 +236,15 @@ gpus:
         name:
           description: Name of the process as the kernel keeps it, at most 15 bytes, unprintable ones escaped.
           type: str
-          sample: sglang::schedul
+          sample: llama-server
         user:
           description: Account of the process.
           type: str
-          sample: sglang
+          sample: llama
         unit:
           description: Systemd unit whose cgroup the process is in, or null.
           type: str
-          sample: sglang.service
+          sample: llama.service
         container:
           description: Id of the container whose cgroup the process is in, or null.
           type: str
@@ -308,7 +310,6 @@ from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _l
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import (
-    DEFAULT_ALLOWED,
     Options,
     Reading,
     read,
@@ -332,7 +333,7 @@ def options_of(params: _ansible.Result) -> Options:
         expected_gpus=params["expected_gpus"],
         allow_no_gpu=params["allow_no_gpu"],
         memory_tolerance=params["memory_tolerance"],
-        allowed_holders=DEFAULT_ALLOWED if rules is None else rules,
+        allowed_holders=rules,
         unit=params["unit"],
         mark_gid=mark_gid,
         interval=params["interval"],

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -386,11 +387,39 @@ def test_a_look_that_has_answered_and_does_not_end_is_told_and_not_repeated(lab,
         patched.setattr(_bounded, "EXIT_WAIT", 0.05)
         reading = lab.look()
     assert reading.verdict == "clear"
-    [pid] = reading.stuck_probes
+    pids = {key: _bounded.stuck_child(key) for key in ("nvml", "nodes")}
+    assert sorted(pids.values()) == reading.stuck_probes
+
+    def end_child(key):
+        os.kill(pids[key], signal.SIGKILL)
+        os.waitpid(pids[key], 0)
+
     assert lab.look().reason == "stuck"
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    end_child("nvml")
+    reading = lab.look()
+    assert (reading.verdict, reading.devices[0].reason) == ("unknown", "nodes_unreadable")
+    assert reading.stuck_probes == [pids["nodes"]]
+    end_child("nodes")
     assert lab.look().verdict == "clear"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a device node takes root")
+def test_a_node_in_another_root_is_seen(lab, tmp_path):
+    """A real node with the vendor's number; where no driver is behind it, only a path can be had of it."""
+    node = tmp_path / "root" / "gpu"
+    node.parent.mkdir()
+    try:
+        os.mknod(node, 0o600 | stat.S_IFCHR, os.makedev(195, 0))
+    except OSError as error:
+        pytest.skip("no such node here: %s" % error)
+    lab.scenario(devices=1, device__0__error__nvmlDeviceGetMemoryInfo=3)
+    code = "import os, time; os.open(%r, %d); print('open', flush=True); time.sleep(60)" % (str(node), os.O_PATH)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"open\n"
+        [device] = lab.look().devices
+        child.kill()
+    assert (device.verdict, device.reason) == ("busy", "node_held_memory_unreadable")
+    assert [holder.pid for holder in device.holders] == [child.pid]
 
 
 def test_a_unit_that_does_not_exist_is_not_called_clear(lab, monkeypatch):

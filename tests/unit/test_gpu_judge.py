@@ -7,8 +7,17 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu_judge import Identity, Options, allowed, judge
+import yaml
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_judge import (
+    DEFAULT_ALLOWED,
+    DEFAULT_MOST,
+    Identity,
+    Options,
+    allowed,
+    judge,
+)
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_nodes import NodeFacts
+from ansible_collections.gpuops.serving.plugins.modules import gpu_clear
 
 ENGINE = Identity(1764439200.25, "sglang::schedul", "sglang", "sglang.service", None, "S", True)
 DAEMON = Identity(1764430000.0, "nvidia-persiste", "root", "nvidia-persistenced.service", None, "S", True)
@@ -69,6 +78,12 @@ def look(used=3, processes=(), nodes=(), hidden=0, minor=0, error="", options=No
         ({"processes": [listed(20, 300)], "used": 303}, "clear", "idle"),
         ({"nodes": [20]}, "clear", "idle"),
         ({"used": None, "nodes": [20]}, "clear", "judged_by_holders"),
+        # their names excuse little
+        ({"processes": [listed(20, 512)], "used": 515}, "clear", "idle"),
+        ({"processes": [listed(20, 513)], "used": 515}, "busy", "held_by_process"),
+        ({"processes": [listed(20, 44000)], "used": 44003}, "busy", "held_by_process"),
+        ({"processes": [listed(20, 44000)], "used": None}, "busy", "held_by_process"),
+        ({"processes": [listed(20, None)], "used": None}, "busy", "held_by_process"),
         ({"processes": [listed(20, 300)], "used": 44000}, "busy", "held_by_unresolvable"),
         ({"processes": [listed(20, None)], "used": 44000}, "unknown", "memory_unattributed"),
         ({"nodes": [20], "used": 44000}, "busy", "held_by_unresolvable"),
@@ -149,3 +164,21 @@ def test_allowed(rule, fits):
 
 def test_nobody_invisible_is_allowed():
     assert not allowed(None, [{"name": "nvidia-persistenced"}])
+
+
+def test_a_rule_of_the_caller_excuses_all():
+    options = Options(allowed_holders=[{"name": "nvidia-persistenced"}])
+    for processes, used in (([listed(20, 44000)], 44003), ([listed(20, None)], None)):
+        assert look(used=used, processes=processes, options=options).verdict == "clear"
+
+
+def test_who_holds_more_than_a_name_excuses_is_named():
+    device = look(used=44003, processes=[listed(20, 44000)])
+    assert device.detail == (
+        'process 20 "nvidia-persiste" (user root, unit nvidia-persistenced.service) holds 44000 MiB '
+        "(its name alone excuses 512 MiB)"
+    )
+    allowed_holders = yaml.safe_load(gpu_clear.DOCUMENTATION)["options"]["allowed_holders"]
+    assert "at most %d MiB" % DEFAULT_MOST in " ".join(allowed_holders["description"])
+    for rule in DEFAULT_ALLOWED:
+        assert "C(%s)" % rule["name"] in " ".join(allowed_holders["description"])
