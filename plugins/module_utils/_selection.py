@@ -6,17 +6,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import re
+import stat
 import time
 from dataclasses import dataclass, field
-from typing import Any, Mapping
+from typing import Any, Mapping, NamedTuple
 
-from . import _ownership, _processes, _service, _systemd
+from . import _limits, _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
 from ._ownership import Owned
-from ._processes import Process, ProcessRef, Table
+from ._processes import Process, ProcessRef, Table, user_name
 from ._survey import Scan
 from ._systemd import UnitState
 
@@ -24,6 +26,7 @@ __all__ = ["Refused", "Selection", "by_pattern", "by_pid", "by_pidfile", "by_uni
 
 LINE_READING = 4.0  # seconds that command lines which cannot be read may cost in all
 HOST_UNITS = re.compile(r"(?:init\.scope|session-.*\.scope|user@.*\.service|systemd-.*\.service)\Z")
+MOST_PID = 2**22  # the kernel's own limit
 CLOCK_SLIP = 1.0  # the boot time, the base of every create time, has whole seconds
 
 
@@ -50,18 +53,25 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
     ``types`` are the kinds of units that it may be.
     """
     create_time, user = params.get("create_time"), params.get("user")
+    _limits.finite(create_time=create_time)
+    for name in ("unit", "pidfile", "pattern"):
+        if params.get(name) == "":
+            raise UsageError('"%s" is empty' % name)
     if params.get("unit"):
         unit = checked_unit(params["unit"], types)
         _systemd.require_floor()
         mark_gid = mark_of(params.get("service"), unit, params.get("definition") or {})
         return Selection('the unit "%s"' % unit, by_unit(mark_gid), unit)
     if params.get("pid") is not None:
+        if not 1 <= params["pid"] <= MOST_PID:
+            raise UsageError('"pid" must be a process id from 1 to %d, not %s' % (MOST_PID, str(params["pid"])[:20]))
         what = "the process %d" % params["pid"]
         return _warned(Selection(what, by_pid(params["pid"], create_time, user)), params["pid"])
     if params.get("pidfile"):
         found = pid_in_file(params["pidfile"])
         what = 'the process of the pid file "%s"' % params["pidfile"]
-        return _warned(Selection(what, by_pidfile(params["pidfile"], create_time, user)), found[0] if found else 0)
+        scan = by_pidfile(params["pidfile"], found, create_time, user)
+        return _warned(Selection(what, scan), found.pid if found else 0)
     if params.get("pattern"):
         what = 'the pattern "%s" of the user "%s"' % (params["pattern"], user)
         return Selection(what, by_pattern(params["pattern"], str(user)))
@@ -153,34 +163,61 @@ def by_pid(pid: int, create_time: float | None, user: str | None) -> Scan | None
     return _of_refs([process.ref])
 
 
-def pid_in_file(path: str) -> tuple[int, float] | None:
-    """The pid in a pid file and when it was written; None without a file."""
+class PidFile(NamedTuple):
+    """What a pid file says, when it was written, and who could have written it."""
+
+    pid: int
+    written: float
+    owner: int
+    open_to_others: bool
+
+
+def pid_in_file(path: str) -> PidFile | None:
+    """What is in a pid file; None without a file. A link is not followed: whoever made it chose what it leads to."""
     try:
-        with open(path, "rb") as stream:
-            text = stream.read(64).split()
-            written = os.fstat(stream.fileno()).st_mtime
+        # Without O_NONBLOCK a FIFO would never open.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            facts = os.fstat(fd)
+            if not stat.S_ISREG(facts.st_mode):
+                raise UsageError('the pid file "%s" is not a regular file' % path)
+            text = os.read(fd, 64).split()
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ServingError('the pid file "%s" cannot be read: %s' % (path, error.strerror)) from error
-    if not text or not text[0].isdigit() or int(text[0]) < 1:
+        said = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise ServingError('the pid file "%s" cannot be read: %s' % (path, said)) from error
+    if not text or not text[0].isdigit() or not 1 <= int(text[0]) <= MOST_PID:
         raise ServingError('the pid file "%s" holds no process id' % path)
-    return int(text[0]), written
+    others = facts.st_mode & stat.S_IWOTH or (facts.st_mode & stat.S_IWGRP and facts.st_uid == 0 != facts.st_gid)
+    return PidFile(int(text[0]), facts.st_mtime, facts.st_uid, bool(others))
 
 
-def by_pidfile(path: str, create_time: float | None, user: str | None) -> Scan | None:
-    """What the process in a pid file owns. The process must be older than the file: else the number was given anew."""
-    found = pid_in_file(path)
-    if found is None:
+def by_pidfile(path: str, found: PidFile | None, create_time: float | None, user: str | None) -> Scan | None:
+    """What the process in a pid file owns.
+
+    It must be older than the file, else the number was given anew, and the file must be root's or its own user's, else
+    somebody names a process that is none of his.
+    """
+    process = Table.snapshot().get(found.pid) if found is not None else None
+    if found is None or process is None or process.gone:
         return None
-    pid, written = found
-    process = Table.snapshot().get(pid)
-    if process is not None and not process.gone and process.create_time > written + CLOCK_SLIP:
+    if found.open_to_others or found.owner not in (0, process.uid):
+        why = (
+            "can be written by others" if found.open_to_others else 'belongs to the user "%s"' % user_name(found.owner)
+        )
+        raise Refused(
+            'the pid file "%s" %s, so its word is not taken for the process %d "%s" of the user "%s"'
+            % (path, why, found.pid, process.name, process.user)
+        )
+    if process.create_time > found.written + CLOCK_SLIP:
         raise Refused(
             'the process %d in "%s" is another one now: "%s" was created %.0f s after the file was written'
-            % (pid, path, process.name, process.create_time - written)
+            % (found.pid, path, process.name, process.create_time - found.written)
         )
-    return by_pid(pid, create_time, user)
+    return by_pid(found.pid, create_time, user)
 
 
 def by_pattern(pattern: str, user: str) -> Scan:

@@ -44,8 +44,9 @@ options:
     type: float
   pidfile:
     description:
-      - File that holds the process id. A process younger than the file has been given the number of another one, and is
-        refused.
+      - Regular file that holds the process id. A process younger than the file has been given the number of another
+        one, and is refused. So is one whose user the file does not belong to, unless it is root's, and a file that
+        others may write to.
     type: path
   pattern:
     description:

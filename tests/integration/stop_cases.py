@@ -261,13 +261,13 @@ def test_a_pid_file_older_than_the_process_is_refused(forest: Forest, tmp_path: 
     forest.grow({"id": "front", "all_deaf": True})
     pidfile = tmp_path / "engine.pid"
     pidfile.write_text("%d\n" % forest.ref("front").pid)
-    assert _selection.by_pidfile(str(pidfile), None, None) is not None
+    assert _selection.by_pidfile(str(pidfile), _selection.pid_in_file(str(pidfile)), None, None) is not None
     hour_ago = time.time() - 3600
     os.utime(pidfile, (hour_ago, hour_ago))
     with pytest.raises(Refused, match="is another one now"):
-        _selection.by_pidfile(str(pidfile), None, None)
+        _selection.by_pidfile(str(pidfile), _selection.pid_in_file(str(pidfile)), None, None)
     assert forest.untouched("front")
-    assert _selection.by_pidfile(str(tmp_path / "none.pid"), None, None) is None
+    assert _selection.pid_in_file(str(tmp_path / "none.pid")) is None
 
 
 def test_the_wrong_user_is_refused(forest: Forest) -> None:

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import types
 import typing as t
 
 import pytest
@@ -18,7 +20,7 @@ from host import process
 
 def test_a_pid_file_without_a_pid(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "engine.pid"
-    for text in ("", "x", "-5", "0"):
+    for text in ("", "x", "-5", "0", str(10**20), "9" * 64):
         path.write_text(text)
         with pytest.raises(ServingError, match="holds no process id"):
             _selection.pid_in_file(str(path))
@@ -81,3 +83,71 @@ def test_units_that_hold_more_than_a_service_are_none(name: str) -> None:
 def test_sessions_and_the_host_itself_are_refused(name: str) -> None:
     with pytest.raises(_selection.Refused, match="holds the sessions of users or this host itself"):
         _selection.select({"unit": name})
+
+
+@pytest.mark.parametrize("pid", [0, -5, 10**20, 2**22 + 1])
+def test_numbers_that_are_no_process_id(pid: int) -> None:
+    with pytest.raises(UsageError, match='"pid" must be a process id from 1 to'):
+        _selection.select({"pid": pid})
+
+
+@pytest.mark.parametrize("option", ["unit", "pidfile", "pattern"])
+def test_an_empty_name_is_none(option: str) -> None:
+    with pytest.raises(UsageError, match='"%s" is empty' % option):
+        _selection.select({option: "", "user": "root"})
+
+
+@pytest.mark.parametrize("created", [float("nan"), float("inf")])
+def test_a_creation_time_that_is_none(created: float) -> None:
+    with pytest.raises(UsageError, match='"create_time" must be'):
+        _selection.select({"pid": 5, "create_time": created})
+
+
+def test_pid_files_that_are_no_files(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "engine.pid").write_text("10\n")
+    (tmp_path / "link").symlink_to(tmp_path / "engine.pid")
+    for name in ("fifo", ""):
+        with pytest.raises(UsageError, match="is not a regular file"):
+            _selection.pid_in_file(str(tmp_path / name))
+    with pytest.raises(ServingError, match="it is a symbolic link"):
+        _selection.pid_in_file(str(tmp_path / "link"))
+
+
+@pytest.mark.parametrize(
+    ("owner", "group", "mode", "uid", "why"),
+    [
+        (0, 0, 0o644, 0, None),
+        (0, 0, 0o644, 5, None),
+        (0, 0, 0o664, 0, None),
+        (5, 5, 0o664, 5, None),
+        (5, 5, 0o644, 0, "belongs to the user"),
+        (5, 5, 0o644, 6, "belongs to the user"),
+        (0, 0, 0o666, 0, "can be written by others"),
+        (5, 5, 0o666, 5, "can be written by others"),
+        (0, 5, 0o664, 0, "can be written by others"),
+    ],
+)
+def test_a_pid_file_speaks_for_its_own_users_processes_only(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+    owner: int,
+    group: int,
+    mode: int,
+    uid: int,
+    why: t.Optional[str],
+) -> None:
+    path = tmp_path / "engine.pid"
+    path.write_text("10\n")
+    real = os.fstat
+    facts = types.SimpleNamespace(st_mode=0o100000 | mode, st_uid=owner, st_gid=group, st_mtime=1e10)
+    monkeypatch.setattr(_selection.os, "fstat", lambda fd: facts if fd >= 0 else real(fd))
+    monkeypatch.setattr(Table, "snapshot", lambda: Table([process(10, uid=uid)]))
+    found = _selection.pid_in_file(str(path))
+    monkeypatch.undo()
+    monkeypatch.setattr(Table, "snapshot", lambda: Table([process(10, uid=uid)]))
+    if why is None:
+        assert _selection.by_pidfile(str(path), found, None, None) is not None
+    else:
+        with pytest.raises(_selection.Refused, match=why):
+            _selection.by_pidfile(str(path), found, None, None)
