@@ -103,7 +103,7 @@ def _check_url(url: str) -> None:
     shape = "it must be http://HOST:PORT or https://HOST:PORT"
     if "@" in url or "%40" in url:
         raise UsageError(
-            'a URL is not usable: it holds a user name or password, which belong into "api_key" or "headers"'
+            'a URL is not usable: it holds a user name or password, which belong in "api_key" or "headers"'
         )
     if "?" in url or "#" in url:
         raise UsageError("a URL is not usable: it holds a query or fragment, but %s" % shape)

@@ -30,7 +30,7 @@ options:
   url:
     description:
       - The engine itself, such as V(http://127.0.0.1:8000).
-      - A user name, a password or a query in it is refused. A key belongs into O(api_key) or O(headers).
+      - A user name, a password or a query in it is refused. A key belongs in O(api_key) or O(headers).
       - With neither O(url) nor O(route_url), both are taken from the definition of O(service). Otherwise only what is
         given is probed.
     type: str

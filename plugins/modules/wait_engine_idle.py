@@ -27,7 +27,7 @@ options:
   url:
     description:
       - The engine itself, such as V(http://127.0.0.1:8000). Never the gateway.
-      - A user name, a password or a query in it is refused. A key belongs into O(api_key) or O(headers).
+      - A user name, a password or a query in it is refused. A key belongs in O(api_key) or O(headers).
       - Default is that of O(service).
     type: str
   engine:

@@ -41,7 +41,7 @@ options:
   url:
     description:
       - The engine itself, such as V(http://127.0.0.1:8000). Never the gateway.
-      - A user name, a password or a query in it is refused. A key belongs into O(api_key) or O(headers).
+      - A user name, a password or a query in it is refused. A key belongs in O(api_key) or O(headers).
       - With O(unit), it must lead to an address of the managed host. What answers elsewhere proves nothing of the unit.
       - Default is that of O(service).
     type: str
