@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Mapping, NamedTuple
 
-from . import _limits, _ownership, _processes, _service, _systemd
+from . import _bounded, _limits, _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
 from ._ownership import Owned
 from ._processes import Process, ProcessRef, Table, user_name
@@ -24,6 +24,7 @@ from ._systemd import UnitState
 
 __all__ = ["Refused", "Selection", "by_pattern", "by_pid", "by_pidfile", "by_unit", "mark_of", "nothing", "select"]
 
+MATCHING = 2.0  # seconds that a pattern may take on all processes
 LINE_READING = 4.0  # seconds that command lines which cannot be read may cost in all
 HOST_UNITS = re.compile(r"(?:init\.scope|session-.*\.scope|user@.*\.service|systemd-.*\.service)\Z")
 MOST_PID = 2**22  # the kernel's own limit
@@ -221,11 +222,15 @@ def by_pidfile(path: str, found: PidFile | None, create_time: float | None, user
 
 
 def by_pattern(pattern: str, user: str) -> Scan:
-    """What the processes of a user own whose name or command line the pattern is found in."""
+    """What the processes of a user own whose name or command line the pattern is found in.
+
+    A match in a service's unit is refused at the first look, and no match at the later ones: its unit is what to name.
+    """
     try:
-        expression = re.compile(pattern)
+        if re.compile(pattern).search("") is not None:
+            raise UsageError('the pattern "%s" fits every process: it is found in an empty text' % pattern)
         uid = pwd.getpwnam(user).pw_uid
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         raise UsageError('the pattern "%s" is not a regular expression: %s' % (pattern, error)) from error
     except KeyError:
         raise UsageError('the user "%s" does not exist on this host' % user) from None
@@ -240,21 +245,51 @@ def by_pattern(pattern: str, user: str) -> Scan:
             for p in table
             if p.uid == uid and p.pid > 1 and p.pid not in spared and not p.kernel_thread and not p.gone
         ]
-        unread = [p.ref for p in candidates if p.ref not in known and not expression.search(p.name)]
+        unread = [p for p in candidates if p.ref not in known]
         began = time.monotonic()
-        lines = _processes.command_lines(unread, max(0.1, min(2.0, left))) if unread else {}
+        lines = _processes.command_lines([p.ref for p in unread], max(0.1, min(2.0, left))) if unread else {}
         if len(lines) < len(unread):  # one that hangs must not make every look of a long stop slow
             left -= time.monotonic() - began
-        for process in candidates:
-            if process.ref in known:
-                continue
+        found = _search(pattern, [[p.name, lines.get(p.ref, "")] for p in unread], previous is None)
+        for process, fits in zip(unread, found):
+            unit = _service_of(process)
+            if fits and unit is not None and previous is None:
+                raise Refused(
+                    'nothing was signalled: the pattern "%s" fits the process %d "%s" of the unit "%s": '
+                    "name the unit instead, or give a narrower pattern" % (pattern, process.pid, process.name, unit)
+                )
             # A line that could not be read in time is read again at the next look.
-            if process.ref in lines or process.ref not in unread:
-                known[process.ref] = any(expression.search(t) for t in (process.name, lines.get(process.ref, "")))
+            if fits or process.ref in lines:
+                known[process.ref] = fits and unit is None
         refs = [p.ref for p in candidates if known.get(p.ref)]
         return _ownership.of_pids(table, refs, previous=previous)
 
     return scan
+
+
+def _service_of(process: Process) -> str | None:
+    """The service unit that the process is in, or the user manager that it is; no unit of a user counts."""
+    unit = _ownership.attribute(process)[0]
+    if unit is None or not (unit.endswith(".service") or unit == "init.scope"):
+        return None
+    managed = unit.startswith("user@") and not process.cgroup.endswith("/init.scope")
+    return None if managed else unit
+
+
+def _search(pattern: str, rows: list[list[str]], first: bool) -> list[bool]:
+    """In which rows the pattern is found; in a child, since some patterns take longer than anybody lives."""
+    if not rows:
+        return []
+
+    def search(_report: _bounded.Report) -> list[bool]:
+        expression = re.compile(pattern)
+        return [any(expression.search(text) for text in row) for row in rows]
+
+    outcome = _bounded.run(search, MATCHING)
+    if outcome.ok:
+        return [bool(fits) for fits in outcome.value]
+    kind = Refused if first else ServingError
+    raise kind('the pattern "%s" cannot be looked for: %s' % (pattern, outcome.error))
 
 
 def _of_refs(refs: list[ProcessRef]) -> Scan:

@@ -52,6 +52,8 @@ options:
     description:
       - Regular expression, looked for in the names and command lines of the processes of O(user). All that match are
         stopped, with all that they own.
+      - A pattern that fits a process in the control group of a system service is refused, with the name of the unit.
+        So is one that fits an empty text, or takes more than 2 seconds.
     type: str
   user:
     description:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import time
 import types
 import typing as t
 
@@ -29,6 +30,11 @@ def test_a_pid_file_without_a_pid(tmp_path: pathlib.Path) -> None:
 def test_patterns_that_make_no_sense() -> None:
     with pytest.raises(UsageError, match="is not a regular expression"):
         _selection.by_pattern("(", "root")
+    with pytest.raises(UsageError, match="is not a regular expression"):
+        _selection.by_pattern("(" * 5000 + ")" * 5000, "root")
+    for everything in ("", ".*", "x?", "^"):
+        with pytest.raises(UsageError, match="fits every process"):
+            _selection.by_pattern(everything, "root")
     with pytest.raises(UsageError, match='the user "nobody-here" does not exist'):
         _selection.by_pattern("x", "nobody-here")
 
@@ -63,7 +69,7 @@ def test_command_lines_that_cannot_be_read_do_not_make_every_look_slow(monkeypat
     monkeypatch.setattr(_selection.time, "monotonic", lambda: sum(limits))
     monkeypatch.setattr(_processes, "command_lines", lambda _refs, limit: limits.append(limit) or {})
     scan = _selection.by_pattern("engine", "root")
-    table = Table([process(10, name="engine"), process(11)])
+    table = Table([process(10, name="engine", cgroup="/"), process(11, cgroup="/")])
     for _look in range(20):
         assert [ref.pid for ref in scan(table, None, None).processes] == [10]
     assert sum(limits) < _selection.LINE_READING + 20 * 0.11
@@ -151,3 +157,42 @@ def test_a_pid_file_speaks_for_its_own_users_processes_only(
     else:
         with pytest.raises(_selection.Refused, match=why):
             _selection.by_pidfile(str(path), found, None, None)
+
+
+def test_a_pattern_that_would_never_end_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_processes, "command_lines", lambda refs, _limit: dict.fromkeys(refs, "a" * 64 + "!"))
+    monkeypatch.setattr(_selection, "MATCHING", 0.3)
+    scan = _selection.by_pattern("(a+)+$", "root")
+    table, began = Table([process(10, cgroup="/")]), time.monotonic()
+    with pytest.raises(_selection.Refused, match="cannot be looked for: no answer within"):
+        scan(table, None, None)
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize(
+    ("place", "unit"),
+    [
+        ("/system.slice/systemd-journald.service", "systemd-journald.service"),
+        ("/system.slice/qwen.service/nested", "qwen.service"),
+        ("/init.scope", "init.scope"),
+        ("/user.slice/user-0.slice/user@0.service/init.scope", "user@0.service"),
+        ("/user.slice/user-0.slice/user@0.service/app.slice/x.service", None),
+        ("/user.slice/user-0.slice/session-7.scope", None),
+        ("/", None),
+    ],
+)
+def test_a_pattern_that_fits_a_service_is_refused(
+    monkeypatch: pytest.MonkeyPatch, place: str, unit: t.Optional[str]
+) -> None:
+    monkeypatch.setattr(_processes, "command_lines", lambda refs, _limit: dict.fromkeys(refs, "x"))
+    scan = _selection.by_pattern(".", "root")
+    table = Table([process(10, cgroup="/"), process(11, cgroup=place)])
+    if unit is None:
+        assert [ref.pid for ref in scan(table, None, None).processes] == [10, 11]
+    else:
+        with pytest.raises(_selection.Refused, match='11 "p11" of the unit "%s"' % unit):
+            scan(table, None, None)
+        # What came to be during the stop is not refused any more, and not stopped.
+        scan = _selection.by_pattern(".", "root")
+        first = scan(Table([process(10, cgroup="/")]), None, None)
+        assert [ref.pid for ref in scan(table, None, first).processes] == [10]
