@@ -212,6 +212,20 @@ def test_down_leaves_nothing(links_before: list[str]) -> None:
     assert again.stdout == f"lab '{NAME}' is not up: nothing to do\n"
 
 
+def test_a_host_whose_cable_was_pulled_leaves_nothing_and_boots_again(links_before: list[str]) -> None:
+    for _ in range(2):
+        lab("up", "--name", NAME, "--host", "a=bookworm,role=gateway")
+        # A connection with something still to say keeps the host's network alive when the cable is pulled.
+        argv = ["ssh", "-F", str(common.BUILD / NAME / "ssh_config"), "a", "while :; do date; sleep 0.1; done"]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as talking:
+            assert talking.stdout is not None and talking.stdout.readline()
+            lab("cut", "--name", NAME, "a")
+            time.sleep(0.5)
+            lab("down", "--name", NAME)
+            talking.kill()
+        assert_nothing_is_left(links_before)
+
+
 def test_a_killed_start_leaves_nothing_after_down(links_before: list[str]) -> None:
     for seconds in (0.1, 0.25, 0.5, 0.9):
         process = subprocess.Popen(

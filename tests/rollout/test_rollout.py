@@ -221,18 +221,24 @@ def test_a_host_that_does_not_become_ready_stays_withdrawn(fleet: Fleet, tmp_pat
     assert_serves(fleet, "gpu1")
 
 
-def test_a_wedged_engine_never_drains_and_is_restarted_when_that_is_accepted(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_wedged_engine_never_drains_and_is_restarted_when_that_is_accepted(
+    fleet: Fleet, tmp_path: Path, traffic: t.Callable[..., Traffic]
+) -> None:
     report = tmp_path / "report.json"
+    fleet.haproxy("; ".join(f"set server qwen/{host} state drain" for host in ("gpu2", "gpu3")))
+    clients = traffic("--workers", "4", "--streams", "1")
+    clients.wait_in_flight(4, streams=3)
     main_pid = fleet.unit("gpu1")["MainPID"]
     fleet.run("gpu1", f"kill -STOP {main_pid}")
-    quick = ("--limit", "gpu1", "-e", "clean_restart_drain_timeout=6")
+    quick = ("--limit", "gpu1", "-e", "clean_restart_drain_timeout=6", "-e", "clean_restart_min_healthy=0")
     done = roll(fleet, report, *quick)
     assert done.returncode != 0
     failure = outcomes(report)["gpu1"]["failure"]
-    assert failure["phase"] in ("withdraw", "drain")
-    assert failure["verdict"] in ("busy", "unknown")
+    assert (failure["phase"], failure["verdict"]) == ("drain", "busy"), failure
+    assert "clean_restart_drain_on_timeout=proceed" in done.stdout
     assert fleet.unit("gpu1")["MainPID"] == main_pid
     again = roll(fleet, report, *quick, "-e", "clean_restart_drain_on_timeout=proceed")
+    clients.kill()
     assert again.returncode == 0, again.stdout
     assert fleet.unit("gpu1")["MainPID"] != main_pid
     assert_serves(fleet, "gpu1")
@@ -266,7 +272,7 @@ def test_a_mistake_in_the_inventory_stops_no_engine(fleet: Fleet, tmp_path: Path
         "gateway": {"type": "haproxy", "host": "gw", "backend": "qwen", "server": "gpu1", "url": fleet.gateway_url()},
     }
     gateway = dict(service["gateway"], **change.get("gateway", {}))
-    services = [dict(service, **change, gateway=gateway)]
+    services = [{**service, **change, "gateway": gateway}]
     before = fleet.processes("gpu1")
     done = roll(fleet, tmp_path / "report.json", "--limit", "gpu1", "-e", json.dumps({"gpuops_services": services}))
     assert done.returncode != 0

@@ -81,6 +81,7 @@ def boot(lab: Lab, host: Host) -> None:
     """Start a host, record it and return at once; the caller waits for SSH."""
     console = BUILD / lab.name / "console" / f"{host.name}.log"
     console.parent.mkdir(parents=True, exist_ok=True)
+    network.drop_cable(f"{lab.name}-{host.name}")
     groups = " ".join(str(path) for path in cgroups.create(lab.name, host.name, "host"))
     argv = ["systemd-nspawn", "--quiet", "--boot", f"--directory={lab.folder / host.name / 'root'}"]
     argv += [f"--machine={lab.name}-{host.name}", f"--hostname={host.name}", "--register=no", "--keep-unit"]
@@ -148,6 +149,7 @@ def power_off(lab: Lab, host: Host) -> None:
         finally:
             os.close(handle)
     cgroups.kill(lab.name, host.name)
+    network.drop_cable(f"{lab.name}-{host.name}")
     cgroups.remove(lab.name, host.name)
     with contextlib.suppress(OSError):
         os.waitpid(host.pid, 0)  # only when this very process started it

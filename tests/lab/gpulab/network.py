@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 
@@ -97,6 +98,19 @@ def cable(leader: int) -> str:
         if link["ifindex"] == peer:
             return str(link["ifname"])
     raise LabError(f"the cable of process {leader} has no end on this machine.")
+
+
+def drop_cable(machine: str) -> None:
+    """Remove the cable of a machine that is down.
+
+    It usually goes with the machine. But sockets that still wait for an answer keep the network of a machine whose
+    cable was pulled alive for minutes, and the next machine of that name could not boot.
+    """
+    name = f"vb-{machine}"
+    if exists(name):
+        # It may go by itself in between.
+        with contextlib.suppress(LabError):
+            command("ip", "link", "delete", "dev", name)
 
 
 def cut(leader: int) -> None:
