@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import subprocess
 import sys
 import time
 
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Options, read, wait_clear
 
@@ -74,3 +76,43 @@ def wait_for(condition):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+BUILT: list[pathlib.Path] = []
+
+
+def driver_library(tmp_path_factory):
+    """The test driver library, built once; from then on the loader gives this one out for the name."""
+    if not BUILT:
+        folder = tmp_path_factory.mktemp("nvml")
+        subprocess.run([str(FAKES / "build.sh"), str(folder)], check=True)
+        BUILT.append(folder / "libnvidia-ml.so.1")
+        ctypes.CDLL(str(BUILT[0]))
+    return BUILT[0]
+
+
+def made(tmp_path, library, monkeypatch):
+    """A machine for one test."""
+    monkeypatch.setenv("FAKE_NVML_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(_bounded, "STUCK_FOLDER", str(tmp_path / "stuck"))
+    monkeypatch.setattr(_gpu._gpu_nodes, "scan", scan_but_process_1)
+    lab = Lab(tmp_path, library)
+    yield lab
+    for child in lab.children:
+        lab.end(child)
+
+
+def scan_but_process_1(*arguments, real=_gpu._gpu_nodes.scan):
+    """In a sandbox not even root may look into process 1, which there is none of the tests' business."""
+    facts = real(*arguments)
+    try:
+        os.readlink("/proc/1/fd/0")
+    except PermissionError:
+        facts.hidden -= 1
+    except OSError:
+        pass
+    return facts
+
+
+def verdicts(reading):
+    return [(device.verdict, device.reason) for device in reading.devices]
