@@ -354,3 +354,26 @@ def test_the_definition_of_the_service_names_unit_and_mark() -> None:
         assert names(by_unit["legacy"]) == ALL
     finally:
         everywhere("rm -rf /etc/gpuops")
+
+
+def test_an_operators_shell_in_the_services_namespace_is_left_alone() -> None:
+    unit("/bin/sleep infinity", "PrivateTmp=yes")
+    everywhere("systemctl start %s" % UNIT)
+    shell = "setsid systemd-run --quiet --scope nsenter -t $(systemctl show -P MainPID %s) -m sleep 98765" % UNIT
+    everywhere("%s </dev/null >/dev/null 2>&1 &" % shell)
+    wait_for("pgrep -f '^[s]leep 98765'")
+    results = module("process_tree_stop", unit=UNIT, grace=1, kill_grace=1)
+    assert verdicts(results) == {("survivors", True)}
+    for result in results.values():
+        (left,) = result["survivors"]
+        assert (left["found_by"], left["outcome"], left["signals"]) == (["mount_namespace"], "foreign", [])
+    everywhere("pgrep -f '[s]leep 98765'; ! systemctl is-active --quiet %s" % UNIT)
+
+
+def test_what_the_task_runs_below_is_refused() -> None:
+    for name in ("ssh.service", "init.scope", "user@0.service"):
+        assert verdicts(module("process_tree_stop", unit=name)) == {("refused", False)}
+    own = module("process_tree_stop", unit="ssh.service")
+    assert '"sshd"' in own["new"]["msg"]
+    wrong = module("process_tree_stop", unit="system.slice")
+    assert "its name must end in" in wrong["old"]["msg"]
