@@ -19,6 +19,7 @@ mount_namespace                       no             children, its mount namespa
 
 So one weak link never leads to another kind of weak link: behind a session, a process group or a namespace there is
 always a firmly owned process, living or dead. A mount namespace that the host or the caller is in speaks for nothing.
+What is not firm and in another unit, login session or container than all that is firm is foreign: named and left alone.
 """
 
 from __future__ import annotations
