@@ -40,7 +40,7 @@ JOURNAL_LINES = 5000
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
-    "TimeoutStopUSec,Restart,UnitFileState,ConditionResult"
+    "TimeoutStopUSec,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf"
 )
 UNIT_TYPES = (
     ".service",
@@ -121,6 +121,12 @@ class UnitState:
         """Whether it runs, or has begun to."""
         return self.awake and not self.between_lives
 
+    @property
+    def stops_with(self) -> list[str]:
+        """Units that systemd stops together with this one; a start of this one does not start them again."""
+        names = " ".join(self.raw.get(kind, "") for kind in ("RequiredBy", "BoundBy", "ConsistsOf")).split()
+        return sorted(name for name in set(names) if not name.endswith(".target"))
+
     def as_result(self) -> dict[str, Any]:
         """The part of it that modules return."""
         return {
@@ -136,6 +142,7 @@ class UnitState:
             "kill_mode": self.kill_mode,
             "restart": self.restart,
             "unit_file_state": self.unit_file_state,
+            "stops_with": self.stops_with,
             "need_reload": self.need_reload,
         }
 

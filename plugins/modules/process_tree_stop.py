@@ -279,6 +279,12 @@ unit_state:
     unit_file_state:
       description: Whether it is enabled, masked and so on.
       type: str
+    stops_with:
+      description:
+        - The units that systemd stops together with it, since they require it, are bound to it or part of it. Starting
+          it does not start them again.
+      type: list
+      elements: str
     need_reload:
       description: Whether its file has changed since systemd read it.
       type: bool

@@ -48,14 +48,19 @@ def test_a_damaged_report_is_begun_anew(tmp_path: t.Any) -> None:
     assert len(_report.add(str(path), "r1", "restart", entry("gpu1"))["hosts"]) == 1
 
 
-def _add(path: str, host: str) -> None:
-    _report.add(path, "r1", "restart", entry(host))
+def _add(path: str, first: int) -> None:
+    for number in range(first, first + 5):
+        _report.add(path, "r1", "restart", entry("gpu%d" % number))
 
 
 def test_hosts_that_report_at_once_are_all_kept(tmp_path: t.Any) -> None:
     path = str(tmp_path / "report.json")
-    with multiprocessing.Pool(4) as pool:
-        pool.starmap(_add, [(path, "gpu%d" % number) for number in range(40)])
+    reporters = [multiprocessing.Process(target=_add, args=(path, first)) for first in range(0, 40, 5)]
+    for reporter in reporters:
+        reporter.start()
+    for reporter in reporters:
+        reporter.join(30)
+        assert reporter.exitcode == 0
     with open(path, encoding="utf-8") as handle:
         assert len(json.load(handle)["hosts"]) == 40
 

@@ -43,6 +43,12 @@ def test_a_running_unit() -> None:
     assert state.found and not state.at_rest
 
 
+def test_what_systemd_stops_together_with_a_unit_is_named() -> None:
+    text = "Id=a.service\nRequiredBy=gpuops.target side.service\nBoundBy=b.service\nConsistsOf=side.service\n"
+    assert _systemd.parse_show("a.service", text).as_result()["stops_with"] == ["b.service", "side.service"]
+    assert _systemd.parse_show("a.service", "Id=a.service\n").stops_with == []
+
+
 def test_a_unit_that_does_not_exist_is_a_state() -> None:
     state = _systemd.parse_show("x.service", "Id=x.service\nLoadState=not-found\nActiveState=inactive\nSubState=dead\n")
     assert not state.found
