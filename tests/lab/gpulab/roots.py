@@ -42,7 +42,6 @@ MASKED = (
     "systemd-timesyncd.service",
 )
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*", "/var/cache/apt/*.bin")
-STANDARD_MIRROR = "http://mirror.example.org/debian"
 FILES = LAB / "files" / "root"
 _RECIPE = 3  # raise when finish() changes
 
@@ -59,19 +58,19 @@ def root_path(release: str) -> Path:
 
 
 def mirror() -> str:
-    """Return the Debian mirror this machine already uses, else the standard one."""
+    """Return the Debian mirror this machine already uses; empty leaves the choice to mmdebstrap."""
     override = os.environ.get("LAB_MIRROR")
     if override:
         return override
     try:
         lines = command("apt-get", "indextargets", "--format", "$(ORIGIN)|$(LABEL)|$(REPO_URI)", "Created-By: Packages")
     except LabError:
-        return STANDARD_MIRROR
+        return ""
     for line in lines.splitlines():
         origin, label, uri = (line.split("|") + ["", "", ""])[:3]
         if origin == label == "Debian" and uri:
             return uri.rstrip("/")
-    return STANDARD_MIRROR
+    return ""
 
 
 def _apt_options() -> list[str]:
@@ -122,7 +121,8 @@ def build_root(release: str) -> Path:
         log = target.with_name(f"{release}.log")
         argv = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory", "--components=main"]
         argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT] + _apt_options()
-        argv += [f"--include={','.join(PACKAGES)}", release, str(fresh), mirror()]
+        argv += [f"--include={','.join(PACKAGES)}", release, str(fresh)]
+        argv += [mirror()] if mirror() else []
         with open(log, "w", encoding="utf-8") as handle:
             done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=handle, stderr=handle, check=False)
         if done.returncode != 0:
