@@ -106,3 +106,5 @@ def read_key(path: str) -> str:
             return handle.read().strip()
     except OSError as error:
         raise ServingError('the API key file "%s" cannot be read: %s' % (path, error.strerror)) from error
+    except ValueError:
+        raise ServingError('the API key file "%s" cannot be read: it does not hold text in UTF-8' % path) from None

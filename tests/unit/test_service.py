@@ -59,6 +59,18 @@ def test_a_name_that_is_a_path_is_refused(folder: str, name: str) -> None:
         _service.load(name, folder)
 
 
+def test_a_key_file_that_cannot_be_used_is_one_sentence_without_its_content(tmp_path: t.Any) -> None:
+    path = tmp_path / "key"
+    with pytest.raises(ServingError, match="cannot be read: No such file"):
+        _service.read_key(str(path))
+    path.write_bytes(b"\xff\xfesecret")
+    with pytest.raises(ServingError) as caught:
+        _service.read_key(str(path))
+    assert caught.value.message == 'the API key file "%s" cannot be read: it does not hold text in UTF-8' % path
+    path.write_text("sk-1\n", encoding="utf-8")
+    assert _service.read_key(str(path)) == "sk-1"
+
+
 def test_the_mark_group_is_short_and_differs_by_name() -> None:
     assert _service.mark_group("qwen") == "gpuops-67f2d2251462"
     assert _service.mark_group("a") != _service.mark_group("b")
