@@ -11,6 +11,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,8 @@ JOURNAL_LINES = 5000
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
-    "TimeoutStopUSec,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf"
+    "TimeoutStopUSec,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,"
+    "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic"
 )
 UNIT_TYPES = (
     ".service",
@@ -127,6 +129,20 @@ class UnitState:
         names = " ".join(self.raw.get(kind, "") for kind in ("RequiredBy", "BoundBy", "ConsistsOf")).split()
         return sorted(name for name in set(names) if not name.endswith(".target"))
 
+    @property
+    def changed_since_start(self) -> bool:
+        """Whether a file that the unit is made of was written after its main process was started."""
+        started = _number(self.raw.get("ExecMainStartTimestampMonotonic", ""))
+        if not started:
+            return False
+        age = time.monotonic() - started / 1e6
+        names = " ".join(self.raw.get(kind, "") for kind in ("FragmentPath", "DropInPaths", "EnvironmentFiles"))
+        for path in (word for word in names.split() if word.startswith("/")):
+            with contextlib.suppress(OSError):
+                if time.time() - os.stat(path).st_mtime < age:
+                    return True
+        return False
+
     def as_result(self) -> dict[str, Any]:
         """The part of it that modules return."""
         return {
@@ -143,6 +159,7 @@ class UnitState:
             "restart": self.restart,
             "unit_file_state": self.unit_file_state,
             "stops_with": self.stops_with,
+            "changed_since_start": self.changed_since_start,
             "need_reload": self.need_reload,
         }
 

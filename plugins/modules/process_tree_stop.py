@@ -285,6 +285,11 @@ unit_state:
           it does not start them again.
       type: list
       elements: str
+    changed_since_start:
+      description:
+        - Whether its file, a drop-in or its environment file was written after its main process was started, so that a
+          restart changes what it runs.
+      type: bool
     need_reload:
       description: Whether its file has changed since systemd read it.
       type: bool

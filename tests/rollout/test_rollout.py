@@ -282,6 +282,35 @@ def test_a_mistake_in_the_inventory_stops_no_engine(fleet: Fleet, tmp_path: Path
     assert fleet.processes("gpu1") == before
 
 
+def test_a_deployed_change_of_model_and_port_is_rolled_out(fleet: Fleet, tmp_path: Path) -> None:
+    def side(port: str, model: str) -> t.Tuple[str, ...]:
+        command = ["/usr/bin/env", "LAB_LLAMA_NO_GPU=1", "/usr/local/bin/lab-llama", port, model]
+        service = {
+            "name": "side",
+            "engine": "llama_cpp",
+            "model": model,
+            "port": int(port),
+            "gpus": [],
+            "command": command,
+        }
+        return ("--limit", "gpu1", "-e", json.dumps({"gpuops_services": [service]}), "-e", "service=side")
+
+    report = ("-e", f"clean_restart_report={tmp_path / 'report.json'}")
+    try:
+        fleet.playbook("deploy", *side("8090", "old"))
+        fleet.playbook("start", *side("8090", "old"), *report)
+        mistake = fleet.playbook("rolling_restart", *side("8090", "new"), *report, checked=False)
+        assert mistake.returncode != 0
+        failure = outcomes(tmp_path / "report.json")["gpu1"]["failure"]
+        assert (failure["phase"], failure["verdict"]) == ("survey", "wrong_server")
+        fleet.playbook("deploy", *side("8091", "new"))
+        fleet.playbook("rolling_restart", *side("8091", "new"), *report)
+        assert outcomes(tmp_path / "report.json")["gpu1"]["outcome"] == "ok"
+        assert fleet.one_token(f"http://{fleet.address('gpu1')}:8091") == 1
+    finally:
+        fleet.run("gpu1", "systemctl disable --now gpuops-side.service; rm -f /etc/gpuops/services/side.json", False)
+
+
 def test_a_gpu_that_somebody_else_holds_is_found_before_the_stop(fleet: Fleet, tmp_path: Path) -> None:
     fleet.run("gpu1", "systemd-run --quiet --unit=stranger gpu-hold --device 0 --memory 500 -- sleep 600")
     before = fleet.processes("gpu1")

@@ -78,7 +78,8 @@ def test_a_held_lock_of_the_lease_does_not_hang(monkeypatch: pytest.MonkeyPatch)
 
 def test_services_with_similar_names_have_locks_of_their_own() -> None:
     with _lease._file_lock("x"), _lease.locked("x.lease", 0), _lease.locked("x", 0), _lease._file_lock("x.lease"):
-        pass
+        held = [os.path.join(folder, name) for folder, _, names in os.walk(_lease.LOCK_FOLDER) for name in names]
+    assert len(held) == 4
 
 
 def test_force_takes_a_fresh_lease_and_shuts_the_other_run_out() -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import time
 import typing as t
 
 import pytest
@@ -47,6 +49,18 @@ def test_what_systemd_stops_together_with_a_unit_is_named() -> None:
     text = "Id=a.service\nRequiredBy=gpuops.target side.service\nBoundBy=b.service\nConsistsOf=side.service\n"
     assert _systemd.parse_show("a.service", text).as_result()["stops_with"] == ["b.service", "side.service"]
     assert _systemd.parse_show("a.service", "Id=a.service\n").stops_with == []
+
+
+@pytest.mark.parametrize("kind", ["FragmentPath", "DropInPaths", "EnvironmentFiles"])
+@pytest.mark.parametrize(("age", "changed"), [(10, True), (1000, False)])
+def test_a_file_written_after_the_start_is_a_change(tmp_path: t.Any, kind: str, age: float, changed: bool) -> None:
+    path = tmp_path / "file"
+    path.write_text("", encoding="utf-8")
+    os.utime(path, (time.time() - age, time.time() - age))
+    started = int((time.monotonic() - 100) * 1e6)
+    text = "Id=a.service\nExecMainStartTimestampMonotonic=%d\n%s=/none %s (ignore_errors=no)\n" % (started, kind, path)
+    assert _systemd.parse_show("a.service", text).as_result()["changed_since_start"] is changed
+    assert not _systemd.parse_show("a.service", text.replace(str(started), "0")).changed_since_start
 
 
 def test_a_unit_that_does_not_exist_is_a_state() -> None:
