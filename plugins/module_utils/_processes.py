@@ -221,14 +221,14 @@ class Table:
 
     @classmethod
     def snapshot(cls, proc: str = "/proc") -> Table:
+        return cls.of((int(entry) for entry in os.listdir(proc) if entry.isdigit()), proc)
+
+    @classmethod
+    def of(cls, pids: Iterable[int], proc: str = "/proc") -> Table:
+        """A table of these processes alone: it knows nobody's family."""
         booted = boot_time(proc)
-        found = []
-        for entry in os.listdir(proc):
-            if entry.isdigit():
-                process = _read_process(proc, int(entry), booted)
-                if process is not None:
-                    found.append(process)
-        return cls(found, proc)
+        found = (_read_process(proc, pid, booted) for pid in pids)
+        return cls((process for process in found if process is not None), proc)
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._by_pid.values())

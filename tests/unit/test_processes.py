@@ -130,6 +130,14 @@ def test_a_process_that_ends_while_it_is_read_is_left_out(proc: pathlib.Path) ->
     assert [process.pid for process in Table.snapshot(str(proc))] == [6]
 
 
+def test_a_table_of_some_processes_alone(proc: pathlib.Path) -> None:
+    for pid in (5, 6, 7):
+        write_process(proc, pid)
+    table = Table.of([7, 5, 8, 7], str(proc))  # 8 has ended
+    assert table.proc == str(proc)
+    assert [process.pid for process in table] == [7, 5]
+
+
 def test_descendants_are_listed_nearest_first_and_cycles_end(proc: pathlib.Path) -> None:
     for pid, ppid in ((10, 1), (11, 10), (12, 11), (13, 10), (20, 21), (21, 20)):
         write_process(proc, pid, ppid=ppid)
