@@ -37,7 +37,14 @@ from ._systemd import UnitState
 
 __all__ = ["Owned", "attribute", "check_mark", "foreign", "group_id", "mark_group", "of_pids", "of_unit", "own_part"]
 
-CONTAINER = re.compile(r"(?:^|-)([0-9a-f]{64})(?:\.scope)?$")
+# Parts of a cgroup's path that mean a container. The manager's name may stand before the id: docker-ID.scope,
+# libpod-ID, PARENT:cri-containerd:ID. The monitor beside a container bears the id too, and is not in it.
+CONTAINER = re.compile(r"(?!(?:libpod|crio)-conmon-)(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?\Z")
+LXC = re.compile(r"lxc\.payload\.(.+)\Z")
+LXC_FOLDERS = ("lxc", "lxc.payload")  # the name is the next part
+MACHINE_SCOPE = re.compile(r"machine-(?!qemu\\x2d)(.+)\.scope\Z")  # virtual machines bear such names as well
+NSPAWN_SERVICE = re.compile(r"systemd-nspawn@(.+)\.service\Z")
+CONTAINER_NAME = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}\Z")
 UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
 
 
@@ -92,18 +99,35 @@ def check_mark(gid: int | None) -> int | None:
 
 
 def attribute(process: Process) -> tuple[str | None, str | None]:
-    """The unit and the container of a process, as its cgroup tells."""
+    """The unit and the innermost container of a process, as its cgroup tells: an id, or a name for LXC and nspawn."""
     unit, container = None, None
     outer = True
-    for part in process.cgroup.split("/"):
-        match = CONTAINER.search(part)
-        if match:
-            container = match.group(1)
+    parts = process.cgroup.split("/")
+    for place, part in enumerate(parts):
+        container = _container(parts, place) or container
         if outer and part and not part.endswith(".slice"):
             name = part[1:] if part.startswith("_") else part
             unit = name if name.endswith(UNIT_SUFFIXES) else None
             outer = False
     return unit, container
+
+
+def _container(parts: list[str], place: int) -> str | None:
+    """The container that this part of a cgroup's path means, if any."""
+    part, inside = parts[place], parts[place + 1 : place + 2]
+    match = CONTAINER.match(part)
+    if match is None:
+        match = LXC.match(part)
+    if match is None and inside != ["supervisor"]:
+        match = MACHINE_SCOPE.match(part)
+    if match is None and inside == ["payload"]:
+        match = NSPAWN_SERVICE.match(part)
+    name = match.group(1) if match is not None else ""
+    # A container may itself be called lxc: then what follows is in it.
+    if match is None and parts[max(0, place - 1)] in LXC_FOLDERS and parts[max(0, place - 2)] not in LXC_FOLDERS:
+        name = part
+    name = re.sub(r"\\x([0-9a-f]{2})", lambda escaped: chr(int(escaped.group(1), 16)), name)
+    return name if CONTAINER_NAME.match(name) else None
 
 
 def foreign(table: Table, owned: Owned, any_user: bool = False) -> set[ProcessRef]:

@@ -272,20 +272,75 @@ def test_who_shares_the_session_scope_of_a_server_started_by_hand_is_none() -> N
     assert _ownership.foreign(table, owned) == set()
 
 
+A, B = "a1" * 32, "b2" * 32
+SLICE = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod55c6c714_b240_4dec_9a45_57b61696ab6e.slice"
+USER = "/user.slice/user-1000.slice/user@1000.service"
+
+
 @pytest.mark.parametrize(
     ("path", "unit_name", "container"),
     [
+        # without a container
         ("/system.slice/qwen.service", "qwen.service", None),
         ("/system.slice/qwen.service/payload", "qwen.service", None),
         ("/a.slice/a-b.slice/run-r1.scope", "run-r1.scope", None),
-        ("/system.slice/docker-%s.scope" % ("a1" * 32), "docker-%s.scope" % ("a1" * 32), "a1" * 32),
-        ("/docker/" + "b2" * 32, None, "b2" * 32),
-        ("/system.slice/c.service/libpod-payload-%s" % ("c3" * 32), "c.service", "c3" * 32),
         ("/system.slice/_cgroup.service", "cgroup.service", None),
-        ("/user.slice/user-0.slice/user@0.service/app.slice/x.service", "user@0.service", None),
+        (USER + "/app.slice/x.service", "user@1000.service", None),
         ("/init.scope", "init.scope", None),
+        ("/../other.service", None, None),  # seen from a cgroup namespace: nobody knows what lies above
         ("/", None, None),
         ("", None, None),
+        ("/system.slice/docker.service", "docker.service", None),
+        ("/system.slice/docker-%s.scope" % ("a1" * 31), "docker-%s.scope" % ("a1" * 31), None),
+        # docker: drivers systemd and cgroupfs, rootless, a group inside
+        ("/system.slice/docker-%s.scope" % A, "docker-%s.scope" % A, A),
+        ("/docker/" + A, None, A),
+        (USER + "/user.slice/docker-%s.scope" % A, "user@1000.service", A),
+        ("/system.slice/docker-%s.scope/init.scope" % A, "docker-%s.scope" % A, A),
+        # podman: system, rootless, cgroupfs, in a unit of its own; and its monitors
+        ("/machine.slice/libpod-%s.scope/container" % A, "libpod-%s.scope" % A, A),
+        (USER + "/user.slice/libpod-%s.scope/container" % A, "user@1000.service", A),
+        ("/libpod_parent/libpod-" + A, None, A),
+        ("/system.slice/c.service/libpod-payload-" + A, "c.service", A),
+        ("/system.slice/c.service/runtime", "c.service", None),
+        ("/machine.slice/libpod-conmon-%s.scope" % A, "libpod-conmon-%s.scope" % A, None),
+        ("/libpod_parent/conmon", None, None),
+        ("/machine.slice/machine-libpod_pod_%s.slice/libpod-%s.scope" % (B, A), "libpod-%s.scope" % A, A),
+        # kubernetes: containerd and cri-o, each with both drivers; nerdctl
+        (SLICE + "/cri-containerd-%s.scope" % A, "cri-containerd-%s.scope" % A, A),
+        (SLICE + "/crio-%s.scope/container" % A, "crio-%s.scope" % A, A),
+        (SLICE + "/crio-conmon-%s.scope" % A, "crio-conmon-%s.scope" % A, None),
+        ("/kubepods/burstable/pod55c6c714-b240-4dec-9a45-57b61696ab6e/" + A, None, A),
+        ("/kubepods/besteffort/pod55c6c714-b240-4dec-9a45-57b61696ab6e/crio-" + A, None, A),
+        ("/kubepods/besteffort/pod55c6c714-b240-4dec-9a45-57b61696ab6e/crio-conmon-" + A, None, None),
+        ("/system.slice/containerd.service/kubepods-podx.slice:cri-containerd:" + A, "containerd.service", A),
+        (USER + "/user.slice/nerdctl-%s.scope" % A, "user@1000.service", A),
+        ("/default/" + A, None, A),
+        # LXC, LXD and Proxmox VE; and its monitors
+        ("/lxc.payload.web/system.slice/x.service", None, "web"),
+        ("/lxc.payload/web/init.scope", None, "web"),
+        ("/lxc.payload/lxc/system.slice/x.service", None, "lxc"),
+        ("/lxc/101/ns/system.slice/x.service", None, "101"),
+        ("/lxc/web", None, "web"),
+        (USER + "/app.slice/lxc.payload.web", "user@1000.service", "web"),
+        ("/lxc.monitor.web", None, None),
+        ("/lxc.monitor/101", None, None),
+        ("/lxc", None, None),
+        # systemd-nspawn and other machines; and what runs them
+        ("/machine.slice/machine-web\\x2d1.scope/payload/init.scope", "machine-web\\x2d1.scope", "web-1"),
+        ("/machine.slice/machine-web.scope", "machine-web.scope", "web"),
+        ("/machine.slice/machine-web.scope/supervisor", "machine-web.scope", None),
+        ("/machine.slice/systemd-nspawn@web.service/payload/x", "systemd-nspawn@web.service", "web"),
+        ("/machine.slice/systemd-nspawn@web.service/supervisor", "systemd-nspawn@web.service", None),
+        ("/machine.slice/machine-qemu\\x2d1\\x2dvm.scope", "machine-qemu\\x2d1\\x2dvm.scope", None),
+        # one in another: the inner one
+        ("/docker/%s/kubelet.slice/kubelet-kubepods.slice/cri-containerd-%s.scope" % (A, B), None, B),
+        ("/lxc.payload.web/system.slice/docker-%s.scope" % A, None, A),
+        ("/docker/%s/machine.slice/machine-web.scope/payload" % A, None, "web"),
+        ("/docker/%s/machine.slice/libpod-conmon-%s.scope" % (A, B), None, A),
+        # names that somebody made up
+        ("/lxc.payload.a b", None, None),
+        ("/lxc/\udcff", None, None),
     ],
 )
 def test_the_unit_and_container_of_a_process(path: str, unit_name: str | None, container: str | None) -> None:
