@@ -2,92 +2,196 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Open device nodes: who holds a GPU as the kernel's file tables tell it, independent of the vendor's driver library.
+"""Who holds a GPU as the kernel's tables tell it, independent of the vendor's driver library: open or mapped nodes.
 
-Links are read, and what they lead to is stated. No node is opened, so a sick device cannot block this. A file of a
-network that is down can: all of it runs in a bounded child.
+No node is opened, so a sick device cannot block this. Two other things can: an open file of a network that is down,
+when it is stated; and the mappings of a process that is stuck in a driver, since reading them takes its memory lock.
+So all of it runs in a bounded child that marks where it is. What it hangs on counts as not seen, and a further child
+goes on behind it. All file tables come before all mappings, so that a lock which is held costs no open node.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import re
-import stat
+import struct
+import time
 import typing as t
 from dataclasses import dataclass, field
 
 from . import _bounded
+from ._deadline import Deadline
+from ._gpu_tables import Names, canonical, is_gone, mapped_nodes, open_nodes
 
-__all__ = ["NVIDIA", "Family", "NodeFacts", "any_node", "scan"]
+__all__ = ["AMD", "DRM", "LIMIT", "NVIDIA", "NodeFacts", "any_node", "scan"]
 
-DELETED = " (deleted)"
+NVIDIA = re.compile(r"nvidia[0-9]+\Z")
+AMD = re.compile(r"kfd\Z")
+DRM = re.compile(r"(?:renderD|card)[0-9]+\Z")
+FOLDERS = ("", "dri/", "nvidia-caps/")  # where nodes lie in /dev
+KINDS = ("fd", "maps")
+
 KEY = "nodes"
 LIMIT = 10.0  # seconds for one look at all processes
+SLICE = 1.0  # seconds for one child; what it hangs on for half of them is left out
+TELL = 0.1  # seconds between the reports of a child: what it has told need not be read again
+BATCH = 512  # tables in one report
 
-
-@dataclass(frozen=True)
-class Family:
-    """How the nodes of one vendor's devices are recognised.
-
-    By number first, whatever the path, because a container may rename its nodes and put them anywhere; else by name,
-    because that also holds where the number differs.
-    """
-
-    name: t.Pattern[str]
-    major: int
-    last_minor: int  # minors above are nodes that name no device
-
-
-NVIDIA = Family(re.compile(r"nvidia(\d+)\Z"), major=195, last_minor=247)
+Work = t.Tuple[str, int]  # one of KINDS, pid
 
 
 @dataclass
 class NodeFacts:
-    """What the file tables showed. ``hidden`` counts the processes whose tables could not be read.
+    """What the tables showed, with the nodes under their usual names wherever they lie: nvidia0, kfd, renderD128.
 
-    Processes that are hidden altogether count as one.
+    ``hidden`` counts the processes of which something could not be seen, and those that are hidden altogether as one.
     """
 
-    holders: t.Dict[int, t.List[int]] = field(default_factory=dict)  # minor -> pids
+    holders: t.Dict[str, t.List[int]] = field(default_factory=dict)  # name of the node -> pids, ascending
+    files: t.List[t.Tuple[int, int, str]] = field(default_factory=list)  # (pid, fd, name) of open DRM nodes
     hidden: int = 0
+    hung: t.List[int] = field(default_factory=list)  # those of the hidden ones whose tables gave no answer
     error: str = ""
 
 
-def scan(family: Family, folder: str = "/dev", proc: str = "/proc", limit: float = LIMIT) -> NodeFacts:
-    """Every process that has a node of ``family`` open; ``folder`` is where nodes are known by their names."""
-    facts = NodeFacts()
+class _Mark:
+    """Where a child is, and since when: in memory that it shares with its parent, for it may never answer."""
 
-    def look(report: _bounded.Report) -> t.Dict[str, t.Any]:
-        return _scan(report, family, folder, proc)
+    FORM = struct.Struct("qd")
 
-    outcome = _bounded.run(look, limit, key=KEY)
-    for part in outcome.partial:
-        for minor in part["minors"]:
-            facts.holders.setdefault(minor, []).append(part["pid"])
-    if outcome.ok:
-        facts.hidden, facts.error = outcome.value["hidden"], outcome.value["error"]
-    else:
-        facts.error = "the open files of all processes cannot be read: %s" % outcome.error
-    return facts
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, self.FORM.size)
+
+    def set(self, place: int, now: float) -> None:
+        self.FORM.pack_into(self._memory, 0, place, now)
+
+    def get(self) -> t.Tuple[int, float]:
+        place, since = self.FORM.unpack_from(self._memory, 0)
+        return place, since
 
 
-def _scan(report: _bounded.Report, family: Family, folder: str, proc: str) -> t.Dict[str, t.Any]:
-    """Runs in the child: tell of each process that holds a node, then of what could not be seen."""
-    try:
-        pids = [int(entry) for entry in os.listdir(proc) if entry.isdigit()]
-    except OSError as error:
-        return {"hidden": 0, "error": "%s cannot be listed: %s" % (proc, error.strerror)}
-    hidden = 1 if 1 not in pids or _hides(proc) else 0
+class _Scan:
+    """One look at all processes: what is still to be read, and what was found."""
+
+    def __init__(self, names: Names, proc: str, pids: t.Sequence[int]) -> None:
+        self.names, self.proc = names, proc
+        every = [(kind, pid) for kind in KINDS for pid in pids]
+        self.hung = _stuck_on().intersection(every)
+        self.todo = [work for work in every if work not in self.hung]
+        self.mark = _Mark()
+        self.holders: t.Dict[str, t.Set[int]] = {}
+        self.files: t.List[t.Tuple[int, int, str]] = []
+        self.hidden = {pid for _kind, pid in self.hung}
+
+    def step(self, limit: float, patience: float) -> str:
+        """Let one child read what it can; say why nobody can go on, if so."""
+        self.mark.set(-1, time.monotonic())
+        outcome = _bounded.run(self._read, limit)
+        place, since = self.mark.get()
+        done = 0
+        for part in outcome.partial:
+            done = part["done"]
+            self.hidden.update(part["hidden"])
+            self.files.extend((pid, number, name) for pid, number, name in part["files"])
+            for pid, name in part["holders"]:
+                self.holders.setdefault(name, set()).add(pid)
+        subject = KEY
+        if not outcome.ok and place >= done and time.monotonic() - since >= patience:
+            work = self.todo.pop(place)
+            self.hung.add(work)
+            self.hidden.add(work[1])
+            subject = _key(work)
+        if outcome.left_behind:
+            _bounded.remember(subject, outcome.pid)
+        del self.todo[:done]
+        return outcome.error if outcome.status == "error" else ""
+
+    def _read(self, report: _bounded.Report) -> None:
+        """Runs in the child."""
+        told, done = time.monotonic(), 0
+        holders: t.List[t.Tuple[int, str]] = []
+        files: t.List[t.Tuple[int, int, str]] = []
+        hidden: t.List[int] = []
+        for place, (kind, pid) in enumerate(self.todo):
+            now = time.monotonic()
+            if place - done >= BATCH or now - told >= TELL or kind != self.todo[done][0]:
+                told, done = now, place
+                report({"done": done, "holders": holders, "files": files, "hidden": hidden})
+                holders, files, hidden = [], [], []
+            self.mark.set(place, now)
+            process = "%s/%d" % (self.proc, pid)
+            found: t.List[t.Tuple[int, str]] = []
+            try:
+                if kind == "fd":
+                    open_nodes(process, self.names, found)
+                else:
+                    holders.extend((pid, name) for name in mapped_nodes(process, self.names))
+            except PermissionError:
+                if not is_gone(process):
+                    hidden.append(pid)
+            for number, name in found:
+                holders.append((pid, name))
+                if DRM.match(name):
+                    files.append((pid, number, name))
+        report({"done": len(self.todo), "holders": holders, "files": files, "hidden": hidden})
+
+
+def any_node(names: t.Pattern[str], folder: str = "/dev") -> bool:
+    """Whether the folder has a node with such a name at all."""
     prefix = folder.rstrip("/") + "/"
-    for pid in sorted(pids):
-        try:
-            minors = _minors_of("%s/%d" % (proc, pid), family, prefix)
-        except PermissionError:
-            hidden += 1
-            continue
-        if minors:
-            report({"pid": pid, "minors": sorted(minors)})
-    return {"hidden": hidden, "error": ""}
+    for part in FOLDERS:
+        with contextlib.suppress(OSError):
+            if any(names.match(canonical(part + entry) or "") for entry in os.listdir(prefix + part)):
+                return True
+    return False
+
+
+def scan(folder: str = "/dev", proc: str = "/proc", limit: float = LIMIT) -> NodeFacts:
+    """Every process that has a node of a GPU open or mapped; ``folder`` is where nodes are known by their names."""
+    deadline = Deadline(limit)
+    stuck = _bounded.stuck_child(KEY)
+    if stuck is not None:
+        return NodeFacts(error=_unreadable("process %d has not come back from an earlier call" % stuck))
+    try:
+        pids = sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit())
+    except OSError as error:
+        return NodeFacts(error="%s cannot be listed: %s" % (proc, error.strerror))
+    look = _Scan(Names(folder, proc), proc, pids)
+    allowed = min(SLICE, limit / 3)
+    why = ""
+    while look.todo and not why:
+        why = look.step(min(allowed, deadline.remaining), allowed / 2)
+        if look.todo and deadline.expired:
+            why = why or "no answer within %g s" % limit
+    look.hidden.update(pid for _kind, pid in look.todo)
+    return NodeFacts(
+        holders={name: sorted(look.holders[name]) for name in sorted(look.holders)},
+        files=sorted(look.files),
+        hidden=len(look.hidden) + (1 if 1 not in pids or _hides(proc) else 0),
+        hung=sorted({pid for _kind, pid in look.hung}),
+        error=_unreadable(why) if why else "",
+    )
+
+
+def _unreadable(why: str) -> str:
+    return "the open files of all processes cannot be read: %s" % why
+
+
+def _key(work: Work) -> str:
+    return "%s-%s-%d" % ((KEY, *work))
+
+
+def _stuck_on() -> t.Set[Work]:
+    """What children of earlier looks still hang on."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(_bounded.STUCK_FOLDER):
+            match = re.match(r"%s-(fd|maps)-([0-9]+)\.json\Z" % KEY, entry)
+            if match and _bounded.stuck_child(entry[: -len(".json")]) is not None:
+                found.add((match.group(1), int(match.group(2))))
+    return found
 
 
 def _hides(proc: str) -> bool:
@@ -104,71 +208,3 @@ def _hides(proc: str) -> bool:
         if any(word.startswith("hidepid=") and word not in ("hidepid=0", "hidepid=off") for word in options):
             return True
     return False
-
-
-def any_node(family: Family, folder: str = "/dev") -> bool:
-    """Whether the folder has a node of the family at all."""
-    try:
-        return any(family.name.match(entry) for entry in os.listdir(folder))
-    except OSError:
-        return False
-
-
-def _minors_of(process: str, family: Family, prefix: str) -> t.Set[int]:
-    """The minors that a process has open; PermissionError when its table may not be read."""
-    found = _minors_in(process + "/fd", family, prefix)
-    if found is not None:
-        return found
-    # A main thread that has ended has no table, while the threads that live on still hold it open.
-    minors: t.Set[int] = set()
-    try:
-        threads = os.listdir(process + "/task")
-    except PermissionError:
-        raise
-    except OSError:
-        return minors
-    for thread in threads if len(threads) > 1 else ():
-        minors |= _minors_in("%s/task/%s/fd" % (process, thread), family, prefix) or set()
-    return minors
-
-
-def _minors_in(table: str, family: Family, prefix: str) -> t.Optional[t.Set[int]]:
-    """The minors that one file table names, or None when it is empty or gone."""
-    try:
-        numbers = os.listdir(table)
-    except PermissionError:
-        raise
-    except OSError:
-        return None
-    if not numbers:
-        return None
-    minors = set()
-    for number in numbers:
-        link = "%s/%s" % (table, number)
-        try:
-            target = os.readlink(link)
-        except PermissionError:
-            raise
-        except OSError:
-            continue  # closed meanwhile
-        minor = _minor(link, target, family, prefix)
-        if minor is not None:
-            minors.add(minor)
-    return minors
-
-
-def _minor(link: str, target: str, family: Family, prefix: str) -> t.Optional[int]:
-    if not target.startswith("/"):
-        return None  # a socket, a pipe
-    try:
-        # Of the open file itself, also where its path leads elsewhere: in another root, after a rename.
-        found = os.stat(link)
-        if stat.S_ISCHR(found.st_mode) and os.major(found.st_rdev) == family.major:
-            minor = os.minor(found.st_rdev)
-            return minor if minor <= family.last_minor else None
-    except OSError:
-        pass
-    if target.endswith(DELETED):
-        target = target[: -len(DELETED)]
-    match = family.name.match(target[len(prefix) :]) if target.startswith(prefix) else None
-    return int(match.group(1)) if match else None

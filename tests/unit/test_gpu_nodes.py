@@ -2,7 +2,7 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Who has a device node open, on made-up file tables."""
+"""Who has a device node open or mapped, on made-up tables."""
 
 from __future__ import annotations
 
@@ -11,99 +11,254 @@ import stat
 import time
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _gpu_nodes
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu_nodes import NVIDIA, scan
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu_nodes, _gpu_tables
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_nodes import AMD, DRM, NVIDIA, any_node, scan
+
+REAL_STAT = os.stat
+MAP = "7f0000000000-7f0000001000 %s 00000000 00:05 %d %s\n"
+
+
+@pytest.fixture(autouse=True)
+def stuck_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(_bounded, "STUCK_FOLDER", str(tmp_path / "stuck"))
+    monkeypatch.setattr(_bounded, "KILL_WAIT", 0.05)
 
 
 @pytest.fixture
 def proc(tmp_path):
-    def add(pid, *targets, thread=None):
+    def add(pid, *targets, thread=None, maps="", mapped=None):
         folder = tmp_path / str(pid)
         (folder / "task" / str(pid) / "fd").mkdir(parents=True, exist_ok=True)
         (folder / "fd").mkdir(exist_ok=True)
-        table = folder / "fd"
         if thread is not None:
-            table = folder / "task" / str(thread) / "fd"
-            table.mkdir(parents=True)
+            folder = folder / "task" / str(thread)
+            (folder / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "stat").write_text("%d (x) S 1%s" % (pid, " 0" * 30))
         for number, target in enumerate(targets):
-            (table / str(number)).symlink_to(target)
+            (folder / "fd" / str(number)).symlink_to(target)
+        (folder / "maps").write_text(maps)
+        for name, target in (mapped or {}).items():
+            (folder / "map_files").mkdir(exist_ok=True)
+            (folder / "map_files" / name).symlink_to(target)
 
     add.root = str(tmp_path)
     add(1)
     return add
 
 
-def test_holders_by_minor(proc):
+@pytest.fixture
+def numbers(monkeypatch):
+    """Gives these numbers to the character devices at these ends of links: "10/fd/0" or a part of it."""
+
+    def give(table, kind=stat.S_IFCHR):
+        def fake(path, *more, dir_fd=None, **named):
+            where = str(path) if dir_fd is None else os.readlink("/proc/self/fd/%d" % dir_fd) + "/" + str(path)
+            for part, (major, minor) in table.items():
+                if where.endswith(part):
+                    values = [kind, 1000 + minor, major, 1, 0, 0, 0, 0, 0, 0]
+                    return os.stat_result(values, {"st_rdev": os.makedev(major, minor)})
+            return REAL_STAT(path, *more, dir_fd=dir_fd, **named)
+
+        monkeypatch.setattr(_gpu_tables.os, "stat", fake)
+
+    return give
+
+
+def test_holders_by_name(proc):
     proc(10, "/dev/null", "/dev/nvidia0", "/dev/nvidia0", "socket:[17]")
     proc(20, "/dev/nvidia0", "/dev/nvidia12")
     proc(30, "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-modeset")
-    facts = scan(NVIDIA, proc=proc.root)
-    assert facts.holders == {0: [10, 20], 12: [20]}
-    assert (facts.hidden, facts.error) == (0, "")
+    proc(9, "/dev/kfd", "/dev/dri/renderD128", "/dev/dri/card1", "/dev/dri/by-path", "/dev/nvidia-uvm-tools")
+    facts = scan(proc=proc.root)
+    assert facts.holders == {
+        "card1": [9],
+        "kfd": [9],
+        "nvidia-cap1": [30],
+        "nvidia-uvm": [30],
+        "nvidia0": [10, 20],
+        "nvidia12": [20],
+        "renderD128": [9],
+    }
+    assert facts.files == [(9, 1, "renderD128"), (9, 2, "card1")]
+    assert (facts.hidden, facts.hung, facts.error) == (0, [], "")
 
 
 def test_a_node_that_was_removed_is_still_held(proc):
     proc(10, "/dev/nvidia3 (deleted)")
-    assert scan(NVIDIA, proc=proc.root).holders == {3: [10]}
+    proc(20, maps=MAP % ("rw-s", 7, "/dev/nvidia3 (deleted)"))
+    assert scan(proc=proc.root).holders == {"nvidia3": [10, 20]}
 
 
 def test_only_nodes_of_the_folder_count(proc):
-    proc(10, "/tmp/nvidia0", "/srv/dev/nvidia1", "/dev/nvidia0x")
-    assert scan(NVIDIA, proc=proc.root).holders == {}
-    assert scan(NVIDIA, folder="/srv/dev/", proc=proc.root).holders == {1: [10]}
+    proc(10, "/tmp/nvidia0", "/srv/dev/nvidia1", "/dev/nvidia0x", "/dev/nvidia0\n")
+    assert scan(proc=proc.root).holders == {}
+    assert scan(folder="/srv/dev/", proc=proc.root).holders == {"nvidia1": [10]}
 
 
 def test_threads_hold_on_after_the_main_thread_has_ended(proc):
     proc(10)
-    proc(10, "/dev/nvidia0", thread=11)
-    assert scan(NVIDIA, proc=proc.root).holders == {0: [10]}
+    proc(10, "/dev/nvidia0", thread=11, maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
+    assert scan(proc=proc.root).holders == {"nvidia0": [10], "nvidia1": [10]}
 
 
-def test_a_table_that_may_not_be_read_is_counted(proc, monkeypatch):
-    proc(10, "/dev/nvidia0")
-    proc(20, "/dev/nvidia0")
-    real = os.listdir
-
-    def listdir(path):
-        if str(path).endswith("/10/fd"):
-            raise PermissionError(13, "Permission denied")
-        return real(path)
-
-    monkeypatch.setattr(_gpu_nodes.os, "listdir", listdir)
-    facts = scan(NVIDIA, proc=proc.root)
-    assert (facts.holders, facts.hidden) == ({0: [20]}, 1)
-
-
-def test_a_process_table_that_cannot_be_listed_is_an_error(tmp_path):
-    assert scan(NVIDIA, proc=str(tmp_path / "none")).error
-
-
-def test_any_node(tmp_path):
-    (tmp_path / "nvidiactl").touch()
-    assert not _gpu_nodes.any_node(NVIDIA, str(tmp_path))
-    (tmp_path / "nvidia0").touch()
-    assert _gpu_nodes.any_node(NVIDIA, str(tmp_path))
-    assert not _gpu_nodes.any_node(NVIDIA, str(tmp_path / "none"))
+def test_other_nodes_of_the_same_folder_do_not_hide_one(proc, tmp_path):
+    """What is remembered as no node is that file, and no other one of its kind."""
+    dev = tmp_path / "dev"
+    dev.mkdir()
+    for name in ("log", "nvidia0"):
+        (dev / name).touch()
+    for pid in (10, 20):
+        proc(pid, str(dev / "log"), str(dev / "log"), str(dev / "nvidia0"))
+    assert scan(folder=str(dev), proc=proc.root).holders == {"nvidia0": [10, 20]}
 
 
 @pytest.mark.parametrize("path", ["/dev/gpu", "/srv/root/dev/nvidia7", "/tmp/x (deleted)", "/dev/nvidia7"])
-@pytest.mark.parametrize(("major", "minor", "holders"), [(195, 5, {5: [10]}), (195, 255, {}), (1, 3, {}), (0, 0, {})])
-def test_a_node_anywhere_is_known_by_its_number(proc, monkeypatch, path, major, minor, holders):
+@pytest.mark.parametrize(
+    ("major", "minor", "name"),
+    [
+        (195, 5, "nvidia5"),
+        (195, 247, "nvidia247"),
+        (195, 248, None),
+        (195, 255, None),
+        (226, 0, "card0"),
+        (226, 63, "card63"),
+        (226, 64, None),
+        (226, 128, "renderD128"),
+        (226, 191, "renderD191"),
+        (226, 192, "renderD192"),
+        (505, 0, "nvidia-uvm"),
+        (505, 1, None),
+        (506, 3, "nvidia-cap3"),
+        (507, 0, "kfd"),
+        (8, 0, "by its name"),  # a block device in the list
+        (1, 3, "by its name"),
+    ],
+)
+def test_a_node_anywhere_is_known_by_its_number(proc, numbers, path, major, minor, name):
     proc(10, path)
-    if path == "/dev/nvidia7" and major != 195:
-        holders = {7: [10]}  # by its name
+    with open(proc.root + "/devices", "w") as handle:
+        handle.write("Character devices:\n  1 mem\n505 nvidia-uvm\n506 nvidia-caps\n507 kfd\n195 nvidia\n\n")
+        handle.write("Block devices:\n  8 kfd\n")
+    numbers({"10/fd/0": (major, minor)})
+    if name == "by its name":
+        name = "nvidia7" if path == "/dev/nvidia7" else None
+    assert scan(proc=proc.root).holders == ({name: [10]} if name else {})
 
-    class Node:
-        st_rdev, st_mode = os.makedev(major, minor), stat.S_IFCHR
 
-    real = os.stat
-    monkeypatch.setattr(_gpu_nodes.os, "stat", lambda path, **more: Node if "/fd/" in str(path) else real(path, **more))
-    assert scan(NVIDIA, proc=proc.root).holders == holders
+def test_a_minor_that_either_kind_of_drm_node_may_have_is_told_apart_by_its_name(proc, numbers):
+    proc(10, "/dev/dri/card200", "/dev/gpu")
+    numbers({"10/fd/0": (226, 200), "10/fd/1": (226, 201)})
+    facts = scan(proc=proc.root)
+    assert facts.holders == {"card200": [10], "renderD201": [10]}
+    assert facts.files == [(10, 0, "card200"), (10, 1, "renderD201")]
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFSOCK, stat.S_IFIFO, stat.S_IFDIR, 0])
+def test_what_is_no_device_has_no_number(proc, numbers, kind):
+    proc(10, "/dev/nvidia0")
+    numbers({"10/fd/0": (195, 0)}, kind)
+    assert scan(proc=proc.root).holders == {}
+
+
+def test_mappings(proc):
+    proc(10, maps=MAP % ("rw-s", 7, "/dev/nvidia0") + MAP % ("r--s", 8, "/dev/dri/renderD128"))
+    proc(
+        20, maps=MAP % ("---p", 7, "/dev/nvidia0") + MAP % ("rw-s", 9, "anon_inode:i915.gem") + MAP % ("r-xs", 1, "/x")
+    )
+    proc(30, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia0") + MAP % ("rw-s", 7, "/srv/dev/nvidia1"))
+    proc(40, maps=MAP % ("rw-p", 0, "/dev/null") + "7f0-7f1 rw-p 00000000 00:00 0 \n")
+    proc(50, maps="7f0-7f1 rwxs 00000000 00:05 7 /dev/nvidia2")  # no newline, and no right missing
+    facts = scan(proc=proc.root)
+    assert facts.holders == {"nvidia0": [10, 20, 30], "nvidia2": [50], "renderD128": [10]}
+    assert facts.files == []  # nothing is open whose account could be read
+    assert facts.hidden == 0
+
+
+def test_a_mapped_node_anywhere_is_known_by_its_number(proc, numbers):
+    line = "00400000-00401000 rw-s 00000000 00:05 7                  /srv/gpu\n"
+    other = "00500000-00501000 rw-s 00000000 00:05 8                  /srv/gpu\n"
+    proc(10, maps=line, mapped={"400000-401000": "/srv/gpu"})
+    proc(20, maps=line)  # the same file: what is known of it holds for all processes
+    proc(30, maps=other, mapped={"500000-501000": "/srv/gpu"})
+    numbers({"map_files/400000-401000": (195, 5), "map_files/500000-501000": (195, 255)})
+    assert scan(proc=proc.root).holders == {"nvidia5": [10, 20]}
+
+
+def test_a_mapping_that_could_not_be_looked_at_says_nothing_of_others(proc, numbers):
+    line = "00400000-00401000 rw-s 00000000 00:05 7                  /srv/gpu\n"
+    proc(10, maps=line)
+    proc(20, maps=line, mapped={"400000-401000": "/srv/gpu"})
+    numbers({"20/map_files/400000-401000": (195, 5)})
+    assert scan(proc=proc.root).holders == {"nvidia5": [20]}
+
+
+@pytest.mark.parametrize(("part", "seen"), [("/10/fd", [20]), ("/10/maps", [10, 20])])
+def test_a_table_that_may_not_be_read_is_counted(proc, monkeypatch, part, seen):
+    proc(10, "/dev/nvidia0")
+    proc(20, "/dev/nvidia0")
+    deny(monkeypatch, part)
+    facts = scan(proc=proc.root)
+    assert (facts.holders, facts.hidden, facts.hung) == ({"nvidia0": seen}, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("state", "hidden"),
+    [("10 (a) b) Z 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 %d 0 5", None), ("10 (x) S 1" + " 0" * 30, 1), ("", 0)],
+)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_process_that_has_ended_hides_nothing(proc, monkeypatch, state, hidden, threads):
+    proc(10)
+    with open(proc.root + "/10/stat", "w") as handle:
+        handle.write(state.replace("%d", str(threads)))
+    deny(monkeypatch, "/10/fd")
+    if hidden is None:
+        hidden = threads - 1
+    assert scan(proc=proc.root).hidden == hidden
+
+
+def deny(monkeypatch, part):
+    real = os.open
+
+    def refuse(path, *more, **named):
+        if str(path).endswith(part):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(_gpu_tables.os, "open", refuse)
+
+
+def test_a_file_that_only_its_owner_may_look_at_is_known_by_its_name(proc, monkeypatch):
+    proc(10, "/mnt/fuse/x", "/dev/nvidia0")
+
+    def refuse(path, **named):
+        if named.get("dir_fd") is not None:
+            raise PermissionError(13, "Permission denied")
+        return REAL_STAT(path, **named)
+
+    monkeypatch.setattr(_gpu_tables.os, "stat", refuse)
+    facts = scan(proc=proc.root)
+    assert (facts.holders, facts.hidden) == ({"nvidia0": [10]}, 0)
+
+
+def test_a_process_table_that_cannot_be_listed_is_an_error(tmp_path):
+    assert scan(proc=str(tmp_path / "none")).error == "%s/none cannot be listed: No such file or directory" % tmp_path
+
+
+def test_any_node(tmp_path):
+    (tmp_path / "dri").mkdir()
+    (tmp_path / "nvidiactl").touch()
+    (tmp_path / "renderD128").touch()
+    assert not any(any_node(names, str(tmp_path)) for names in (NVIDIA, AMD, DRM))
+    (tmp_path / "nvidia0").touch()
+    (tmp_path / "kfd").touch()
+    (tmp_path / "dri" / "card0").touch()
+    assert [any_node(names, str(tmp_path) + "/") for names in (NVIDIA, AMD, DRM)] == [True, True, True]
+    assert not any_node(NVIDIA, str(tmp_path / "none"))
 
 
 def test_a_process_table_without_process_one_hides_others(proc):
     os.rename(proc.root + "/1", proc.root + "/100")
-    assert scan(NVIDIA, proc=proc.root).hidden == 1
+    assert scan(proc=proc.root).hidden == 1
 
 
 @pytest.mark.parametrize(
@@ -117,14 +272,111 @@ def test_a_process_table_that_hides_others_says_so(proc, monkeypatch, options, u
     with open(proc.root + "/self/mountinfo", "w") as handle:
         handle.write(lines % (proc.root, options))
     monkeypatch.setattr(_gpu_nodes.os, "geteuid", lambda: uid)
-    assert scan(NVIDIA, proc=proc.root).hidden == hidden
+    assert scan(proc=proc.root).hidden == hidden
 
 
-def test_a_file_that_hangs_does_not_hang_the_look(proc, monkeypatch):
-    proc(10, "/dev/nvidia0")
-    proc(20, "/net/gone")
-    real = os.readlink
-    monkeypatch.setattr(_gpu_nodes.os, "readlink", lambda path: time.sleep(60) if "/20/" in str(path) else real(path))
-    facts = scan(NVIDIA, proc=proc.root, limit=0.5)
-    assert facts.holders == {0: [10]}
+def hang(monkeypatch, *parts):
+    """Opening a table of these hangs, as a lock does that is never let go."""
+    real = os.open
+
+    def wait(path, *more, **named):
+        if str(path).endswith(parts):
+            time.sleep(60)
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(_gpu_tables.os, "open", wait)
+
+
+@pytest.mark.parametrize(
+    ("tables", "holders", "hung"),
+    [
+        (["/10/fd"], {"nvidia0": [20, 30], "nvidia1": [10, 20, 30]}, [10]),
+        (["/10/maps"], {"nvidia0": [10, 20, 30], "nvidia1": [20, 30]}, [10]),
+        (["/10/maps", "/20/maps"], {"nvidia0": [10, 20, 30], "nvidia1": [30]}, [10, 20]),
+        (["/10/fd", "/10/maps", "/30/fd"], {"nvidia0": [20], "nvidia1": [20, 30]}, [10, 30]),
+    ],
+)
+def test_what_hangs_is_left_out_and_named_and_the_rest_is_read(proc, monkeypatch, tables, holders, hung):
+    for pid in (10, 20, 30):
+        proc(pid, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
+    hang(monkeypatch, *tables)
+    monkeypatch.setattr(_gpu_nodes, "SLICE", 0.2)
+    began = time.monotonic()
+    facts = scan(proc=proc.root, limit=5)
+    assert (facts.holders, facts.hung, facts.hidden, facts.error) == (holders, hung, len(hung), "")
+    assert time.monotonic() - began < 3
+
+
+def test_when_the_time_is_over_what_was_read_is_told_and_the_rest_is_hidden(proc, monkeypatch):
+    for pid in range(10, 20):
+        proc(pid, "/dev/nvidia0")
+    hang(monkeypatch, "/maps")
+    facts = scan(proc=proc.root, limit=0.5)
+    assert facts.holders == {"nvidia0": list(range(10, 20))}
+    assert facts.hidden == 11  # all of them, and process 1
     assert facts.error == "the open files of all processes cannot be read: no answer within 0.5 s"
+
+
+def test_a_slow_look_goes_on_where_it_was(proc, monkeypatch):
+    """Slow is not stuck: nothing is left out, and what was told is not read again."""
+    for pid in range(10, 50):
+        proc(pid, "/dev/nvidia0")
+    read, log = _gpu_nodes.open_nodes, proc.root + "/log"
+
+    def slow(process, *more):
+        time.sleep(0.01)
+        with open(log, "a") as handle:
+            handle.write(process + "\n")
+        read(process, *more)
+
+    monkeypatch.setattr(_gpu_nodes, "open_nodes", slow)
+    monkeypatch.setattr(_gpu_nodes, "SLICE", 0.2)
+    monkeypatch.setattr(_gpu_nodes, "TELL", 0.03)
+    facts = scan(proc=proc.root)
+    assert (facts.holders, facts.hidden, facts.error) == ({"nvidia0": list(range(10, 50))}, 0, "")
+    with open(log) as handle:
+        assert len(handle.readlines()) < 41 + 20
+
+
+def test_a_child_that_cannot_be_ended_is_not_followed_by_another(proc, monkeypatch):
+    proc(10, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
+    proc(20, maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
+    with monkeypatch.context() as patched:
+        hang(patched, "/10/maps")
+        patched.setattr(_gpu_nodes, "SLICE", 0.2)
+        patched.setattr(_bounded, "_kill", lambda _pid: None)
+        facts = scan(proc=proc.root)
+    assert (facts.holders, facts.hung) == ({"nvidia0": [10], "nvidia1": [20]}, [10])
+    ((child, _start),) = _bounded.stuck_children()
+    try:
+        again = scan(proc=proc.root)  # which would see the mapping now, if it looked
+        assert (again.holders, again.hung, again.hidden) == (facts.holders, [10], 1)
+        assert _bounded.stuck_children() == [(child, _start)]
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert scan(proc=proc.root).holders == {"nvidia0": [10], "nvidia1": [10, 20]}
+
+
+def test_nothing_is_read_while_a_child_hangs_in_its_end(proc, monkeypatch):
+    proc(10, "/dev/nvidia0")
+    _bounded.remember("nodes", os.getpid())
+    facts = scan(proc=proc.root)
+    assert facts.holders == {}
+    assert facts.error == (
+        "the open files of all processes cannot be read: process %d has not come back from an earlier call"
+        % os.getpid()
+    )
+
+
+def test_real_nodes_open_and_mapped(monkeypatch):
+    """A device of this machine stands in for a GPU: real tables, real links, real numbers."""
+    zero = os.stat("/dev/zero").st_rdev
+    monkeypatch.setattr(_gpu_tables.Names, "_by_number", lambda _names, number: (number == zero, "nvidia0"))
+    assert os.getpid() not in scan().holders.get("nvidia0", [])
+    with open("/dev/zero", "rb") as handle:
+        assert os.getpid() in scan().holders["nvidia0"]
+        memory = _gpu_nodes.mmap.mmap(handle.fileno(), 4096, _gpu_nodes.mmap.MAP_PRIVATE)
+    assert os.getpid() in scan().holders["nvidia0"]
+    memory.close()
+    assert os.getpid() not in scan().holders.get("nvidia0", [])
