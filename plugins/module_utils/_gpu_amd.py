@@ -117,7 +117,7 @@ def _facts(card: Card, account: Account, kfd: _gpu_kfd.Kfd, nodes: NodeFacts) ->
     if any(device["cpus"] for device in devices):
         facts.update(integrated=True, memory_used=None, memory_total=None, memory_basis="not_available")
     region = SHARED if facts.get("integrated") else OWN
-    by_files = account.processes(region, idle_is_silent=True)
+    by_files = account.processes(region)
     by_kfd = kfd.on(devices)
     facts["processes"] = [
         {"pid": pid, "memory": _gpu_drm.mib(memory), "kind": "compute", "source": "kfd"}

@@ -80,10 +80,11 @@ class Account:
         known = [amount for amount in seen.values() if amount is not None]
         return None if self.unread or len(known) < len(seen) else sum(known)
 
-    def processes(self, region: t.Pattern[str], idle_is_silent: bool) -> t.List[Facts]:
+    def processes(self, region: t.Pattern[str]) -> t.List[Facts]:
         """The processes that use the device; one that only has it open and idle is none of them.
 
-        With ``idle_is_silent`` a driver that tells no engine means that none was busy, else that it is not known.
+        A client that tells neither memory nor engines may well use it. With memory told and no engines it does by its
+        memory: amdgpu leaves out the engines that were idle, and xe before Linux 6.11 has no such keys.
         """
         found: t.Dict[int, t.Dict[t.Any, Client]] = {}
         for place, (pid, client) in enumerate(self.clients):
@@ -92,9 +93,9 @@ class Account:
         for pid, clients in found.items():
             present = [_present(client, region) for client in clients.values()]
             busy = {name for client in clients.values() for name, spent in client.engines.items() if spent}
-            silent = any(not client.engines for client in clients.values()) and not idle_is_silent
+            silent = any(not client.regions and not client.engines for client in clients.values())
             most = sum(_most(client, region) for client in clients.values())
-            if busy or most >= LEAST or (None in present and silent):
+            if busy or most >= LEAST or silent:
                 kind = "compute" if busy & {"ccs", "compute"} else "graphics"
                 memory = None if None in present else mib(sum(amount or 0 for amount in present))
                 entries.append({"pid": pid, "memory": memory, "kind": kind, "source": "fdinfo"})

@@ -82,7 +82,7 @@ def _facts(card: Card, account: Account, nodes: NodeFacts) -> Facts:
     own = facts.get("memory_used") is not None or facts.get("memory_total") is not None
     own = own or any(OWN.match(name) for _pid, client in account.clients for name in client.regions)
     facts["integrated"] = not own and BUILT_IN.match(card.pci) is not None
-    facts["processes"] = account.processes(ANY if facts["integrated"] else OWN, idle_is_silent=False)
+    facts["processes"] = account.processes(ANY if facts["integrated"] else OWN)
     facts["lists"] = account.lists(nodes)
     facts.setdefault("memory_basis", "not_available")
     if own and facts.get("memory_used") is None and facts["lists"] == "complete":

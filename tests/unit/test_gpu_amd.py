@@ -163,6 +163,12 @@ def test_older_keys(card, text):
     assert processes(one(card)) == [(10, 300, "fdinfo")]
 
 
+def test_an_account_without_its_figures_is_of_unknown_size(card):
+    """As the driver writes it when the address space of the client is locked."""
+    card.client(10, 3, "renderD128", "drm-driver:\tamdgpu\ndrm-client-id:\t3\ndrm-pdev:\t0000:83:00.0\n")
+    assert processes(one(card)) == [(10, None, "fdinfo")]
+
+
 @pytest.mark.parametrize("sign", ["metrics", "cpus", "zero"])
 def test_a_processor_with_a_gpu_has_no_memory_to_judge_by(host, sign):
     """Red when the carve-out, or the zero that an MI300A tells, is taken for the memory of a card."""

@@ -30,8 +30,8 @@ def account(host, attributes=lambda card: {}, limit=5.0, hidden=0):
     return examine(card, attributes, host.nodes(hidden), str(host.proc), limit)
 
 
-def used(host, idle_is_silent=False):
-    found = account(host).processes(VRAM, idle_is_silent)
+def used(host):
+    found = account(host).processes(VRAM)
     assert all(entry["source"] == "fdinfo" for entry in found)
     return [(entry["pid"], entry["memory"], entry["kind"]) for entry in found]
 
@@ -122,7 +122,7 @@ def test_the_same_number_on_two_devices_is_two_clients(host):
     host.client(10, 3, "renderD128", xe(1, vram="8 MiB"))
     host.client(20, 3, "renderD129", xe(1, vram="16 MiB"))
     both = [
-        examine(card, lambda card: {}, host.nodes(), str(host.proc), 5.0).processes(VRAM, False)
+        examine(card, lambda card: {}, host.nodes(), str(host.proc), 5.0).processes(VRAM)
         for card in cards(0x8086, ANY_GPU, str(host.sys))
     ]
     assert [[(entry["pid"], entry["memory"]) for entry in part] for part in both] == [[(10, 8)], [(20, 16)]]
@@ -153,7 +153,6 @@ def test_memory_that_is_not_told_is_not_zero(host):
     assert account(host).memory(VRAM) is None
     host.client(30, 3, "renderD128", "drm-driver:\ti915\ndrm-client-id:\t3\n")
     assert used(host) == [(10, None, "graphics"), (30, None, "graphics")]
-    assert used(host, idle_is_silent=True) == [(10, None, "graphics")]
 
 
 def test_only_keys_of_the_driver_count(host):
@@ -229,7 +228,7 @@ def test_what_was_read_before_a_hang_counts(host):
     host.client(20, 3, "renderD128", HANGS)
     host.client(30, 3, "renderD128", xe(9, vram="512 MiB"))
     found = account(host, lambda card: {"memory_total": 12216}, limit=0.5)
-    assert [(entry["pid"], entry["memory"]) for entry in found.processes(VRAM, False)] == [(10, 512)]
+    assert [(entry["pid"], entry["memory"]) for entry in found.processes(VRAM)] == [(10, 512)]
     assert (found.facts["reason"], found.facts["memory_total"]) == ("timeout", 12216)
     assert found.facts["detail"] == "the driver does not tell what process 20 holds: no answer within 0.5 s"
     assert found.lists(host.nodes()) == "absent"
