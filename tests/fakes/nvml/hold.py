@@ -38,13 +38,15 @@ def start_ticks(pid: int) -> int:
         return int(stat.read().rpartition(b")")[2].split()[19])
 
 
-def free_memory(device: int, library: str | None = None) -> tuple[int, int]:
-    """(free, total) MiB of a device, from the driver library itself."""
+def free_memory(device: int, library: str | None = None, instance: int | None = None) -> tuple[int, int]:
+    """(free, total) MiB of a device or of one of its instances (MIG), from the driver library itself."""
     nvml = ctypes.CDLL(library or os.environ.get("FAKE_NVML_LIBRARY") or "libnvidia-ml.so.1")
     handle, memory = ctypes.c_void_p(), _Memory()
     code = nvml.nvmlInit_v2()
     if not code:
         code = nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(device), ctypes.byref(handle))
+        if not code and instance is not None:
+            code = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, ctypes.c_uint(instance), ctypes.byref(handle))
         code = code or nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
         nvml.nvmlShutdown()
     if code:
@@ -106,6 +108,7 @@ def hold(
     require_free: bool = False,
     listed: bool = True,
     library: str | None = None,
+    instance: int | None = None,
 ) -> int | None:
     """Register the calling process as a holder and open the node; return the node's descriptor.
 
@@ -120,8 +123,8 @@ def hold(
         try:
             _forget_the_dead(folder)
             if require_free:
-                _check_free(device, memory, library)
-            _register(folder, device, memory, kind)
+                _check_free(device, memory, library, instance)
+            _register(folder, device, memory, kind, instance)
         finally:
             os.close(lock)
     if node is None:
@@ -131,8 +134,8 @@ def hold(
     return descriptor
 
 
-def _check_free(device: int, memory: int, library: str | None) -> None:
-    free, total = free_memory(device, library)
+def _check_free(device: int, memory: int, library: str | None, instance: int | None) -> None:
+    free, total = free_memory(device, library, instance)
     if free < memory:
         raise OutOfMemory(
             f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {memory / 1024:.2f} GiB. "
@@ -140,13 +143,15 @@ def _check_free(device: int, memory: int, library: str | None) -> None:
         )
 
 
-def _register(folder: str, device: int, memory: int, kind: str) -> None:
+def _register(folder: str, device: int, memory: int, kind: str, instance: int | None) -> None:
     pid = os.getpid()
     start = start_ticks(pid)
-    name = f"{pid}-{start}-{device}-{kind}"
+    name = f"{pid}-{start}-{device}-{kind}" + ("" if instance is None else f"-{instance}")
     holders = os.path.join(folder, "holders")
     with open(os.path.join(holders, "." + name), "w", encoding="utf-8") as out:
         out.write(f"pid={pid}\nstart={start}\ndevice={device}\nmemory={memory}\nkind={kind}\n")
+        if instance is not None:
+            out.write(f"instance={instance}\n")
     os.replace(os.path.join(holders, "." + name), os.path.join(holders, name))
 
 
@@ -155,6 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="gpu-hold", description="Hold a GPU of the test driver library, then become CMD."
     )
     parser.add_argument("--device", type=int, default=0, help="index of the device (default 0)")
+    parser.add_argument("--instance", type=int, metavar="SLOT", help="instance of a partitioned device (MIG)")
     parser.add_argument("--memory", type=int, default=0, metavar="MIB", help="memory to hold, in MiB (default 0)")
     parser.add_argument("--kind", choices=("compute", "graphics", "mps"), default="compute")
     parser.add_argument("--node", metavar="PATH", help="device node to keep open, such as /dev/nvidia0")
@@ -175,6 +181,7 @@ def main(argv: list[str] | None = None) -> int:
             require_free=options.require_free,
             listed=not options.unlisted,
             library=options.library,
+            instance=options.instance,
         )
     except (OutOfMemory, RuntimeError, OSError) as error:
         print(error, file=sys.stderr, flush=True)

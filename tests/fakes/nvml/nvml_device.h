@@ -8,13 +8,16 @@
 
 static int start_up(void)
 {
+    for (int i = 0; i < MAX_DEVICES; i++) {
+        devices[i] = (Device){i, -1};
+        for (int k = 0; k < MAX_SLOTS; k++)
+            instances[i][k] = (Device){i, k};
+    }
     load_scenario();
-    pause_ms(global_number("init_delay_ms", 0));
+    pause_ms(number_of(NULL, "init_delay_ms", 0));
     load_scenario();
-    int error = (int)global_number("init_error", OK);
+    int error = (int)number_of(NULL, "init_error", OK);
     if (!error) initialised++;
-    for (int i = 0; i < MAX_DEVICES; i++)
-        devices[i].index = i;
     return error;
 }
 
@@ -32,11 +35,16 @@ API int nvmlShutdown(void)
 API const char *nvmlErrorString(int code)
 {
     static const struct { int code; const char *text; } table[] = {
-        {0, "Success"}, {1, "Uninitialized"}, {2, "Invalid Argument"}, {3, "Not Supported"}, {4, "Insufficient Permissions"},
-        {6, "Not Found"}, {7, "Insufficient Size"}, {9, "Driver Not Loaded"}, {10, "Timeout"}, {13, "Function Not Found"},
+        {0, "Success"}, {1, "Uninitialized"}, {2, "Invalid Argument"}, {3, "Not Supported"},
+        {4, "Insufficient Permissions"}, {5, "Already Initialized"}, {6, "Not Found"}, {7, "Insufficient Size"},
+        {8, "Insufficient External Power"}, {9, "Driver Not Loaded"}, {10, "Timeout"}, {11, "Interrupt Request Issue"},
+        {12, "NVML Shared Library Not Found"}, {13, "Function Not Found"}, {14, "Corrupted infoROM"},
         {15, "GPU is lost"}, {16, "GPU requires reset"}, {17, "The operating system has blocked the request"},
-        {18, "Driver/library version mismatch"}, {19, "In use by another client"}, {25, "Argument version mismatch"},
-        {28, "GPU not found"}, {999, "Unknown Error"},
+        {18, "Driver/library version mismatch"}, {19, "In use by another client"}, {20, "Insufficient Memory"},
+        {21, "No data"}, {22, "The requested vgpu operation is not available on target device, because ECC is enabled"},
+        {23, "Insufficient Resources"}, {24, "Frequency not supported"}, {25, "Argument version mismatch"},
+        {26, "Deprecated"}, {27, "System not ready"}, {28, "GPU not found"}, {29, "Invalid state"},
+        {30, "Reset type not supported"}, {999, "Unknown Error"},
     };
     for (size_t i = 0; i < sizeof table / sizeof *table; i++)
         if (table[i].code == code) return table[i].text;
@@ -54,7 +62,7 @@ static int answer_text(char *out, unsigned size, const char *text)
 API int nvmlSystemGetDriverVersion(char *out, unsigned size)
 {
     char text[80] = "550.127.05";
-    int error = enter(-1, "nvmlSystemGetDriverVersion");
+    int error = enter(NULL, "nvmlSystemGetDriverVersion");
     if (error) return error;
     lookup(scenario, "driver_version", text, sizeof text);
     return answer_text(out, size, text);
@@ -62,7 +70,7 @@ API int nvmlSystemGetDriverVersion(char *out, unsigned size)
 
 API int nvmlSystemGetNVMLVersion(char *out, unsigned size)
 {
-    int error = enter(-1, "nvmlSystemGetNVMLVersion");
+    int error = enter(NULL, "nvmlSystemGetNVMLVersion");
     return error ? error : answer_text(out, size, "12.550.127.05");
 }
 
@@ -70,7 +78,7 @@ API int nvmlSystemGetNVMLVersion(char *out, unsigned size)
 
 static int count(unsigned *out)
 {
-    int error = enter(-1, "nvmlDeviceGetCount");
+    int error = enter(NULL, "nvmlDeviceGetCount");
     if (!error) *out = (unsigned)device_count();
     return error;
 }
@@ -83,7 +91,7 @@ static int by_index(unsigned index, Device **out)
     if (!initialised) return UNINITIALIZED;
     load_scenario();
     if (index >= (unsigned)device_count()) return INVALID;
-    int error = enter((int)index, "nvmlDeviceGetHandleByIndex");
+    int error = enter(&devices[index], "nvmlDeviceGetHandleByIndex");
     if (!error) *out = &devices[index];
     return error;
 }
@@ -91,29 +99,43 @@ static int by_index(unsigned index, Device **out)
 API int nvmlDeviceGetHandleByIndex(unsigned index, Device **out) { return by_index(index, out); }
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **out) { return by_index(index, out); }
 
-static void uuid_of(int device, char *out, size_t size)
+static void uuid_of(const Device *device, char *out, size_t size)
 {
-    char digits[24];
-    decimal(digits, 10 + (u64)device);
-    if (!device_text(device, "uuid", out, size)) join(out, size, "GPU-00000000-0000-0000-0000-0000000000", digits, "");
+    char digits[24], slot[24];
+    if (text_of(device, "uuid", out, size)) return;
+    decimal(digits, 10 + (u64)device->index);
+    decimal(slot, (u64)device->slot);
+    if (device->slot < 0) join(out, size, "GPU-00000000-0000-0000-0000-0000000000", digits, "");
+    else {
+        char head[64];
+        join(head, sizeof head, "MIG-00000000-0000-0000-00", digits, "-00000000000");
+        join(out, size, head, slot, "");
+    }
 }
 
 static char hex(unsigned value) { return "0123456789ABCDEF"[value & 15]; }
 
 /* Default address 00000000:BB:00.0, one bus a device from 17 (hexadecimal) on, as on an eight-GPU server. */
-static void pci_of(int device, char *out, size_t size)
+static void pci_of(const Device *device, char *out, size_t size)
 {
-    char bus[3] = {hex((unsigned)(0x17 + device) >> 4), hex((unsigned)(0x17 + device)), 0};
-    if (!device_text(device, "pci", out, size)) join(out, size, "00000000:", bus, ":00.0");
+    unsigned number = 0x17 + (unsigned)device->index;
+    char bus[3] = {hex(number >> 4), hex(number), 0};
+    if (!text_of(device, "pci", out, size)) join(out, size, "00000000:", bus, ":00.0");
 }
 
 API int nvmlDeviceGetHandleByUUID(const char *uuid, Device **out)
 {
     char text[96];
-    int error = enter(-1, "nvmlDeviceGetHandleByUUID");
+    int error = enter(NULL, "nvmlDeviceGetHandleByUUID");
     for (int i = 0; !error && i < device_count(); i++) {
-        uuid_of(i, text, sizeof text);
+        uuid_of(&devices[i], text, sizeof text);
         if (!strcmp(text, uuid)) return by_index((unsigned)i, out);
+        for (int k = 0; k < MAX_SLOTS; k++) {
+            uuid_of(&instances[i][k], text, sizeof text);
+            if (strcmp(text, uuid) || !instance_exists(&instances[i][k])) continue;
+            *out = &instances[i][k];
+            return OK;
+        }
     }
     return error ? error : NOT_FOUND;
 }
@@ -121,9 +143,9 @@ API int nvmlDeviceGetHandleByUUID(const char *uuid, Device **out)
 static int by_pci(const char *address, Device **out)
 {
     char text[64];
-    int error = enter(-1, "nvmlDeviceGetHandleByPciBusId");
+    int error = enter(NULL, "nvmlDeviceGetHandleByPciBusId");
     for (int i = 0; !error && i < device_count(); i++) {
-        pci_of(i, text, sizeof text);
+        pci_of(&devices[i], text, sizeof text);
         size_t a = strlen(text), b = strlen(address), n = a < b ? a : b;
         int same = n > 6;
         for (size_t k = 1; same && k <= n; k++)
@@ -140,33 +162,38 @@ API int nvmlDeviceGetHandleByPciBusId_v2(const char *address, Device **out) { re
 
 API int nvmlDeviceGetName(Device *device, char *out, unsigned size)
 {
-    char text[96] = "NVIDIA L40S";
-    int error = device ? enter(device->index, "nvmlDeviceGetName") : INVALID;
+    char text[96] = "NVIDIA L40S", whole[96];
+    int error = device ? enter(device, "nvmlDeviceGetName") : INVALID;
     if (error) return error;
-    device_text(device->index, "name", text, sizeof text);
+    text_of(&devices[device->index], "name", text, sizeof text);
+    if (device->slot >= 0) {
+        join(whole, sizeof whole, text, " MIG 1g.10gb", "");
+        join(text, sizeof text, whole, "", "");
+        text_of(device, "name", text, sizeof text);
+    }
     return answer_text(out, size, text);
 }
 
 API int nvmlDeviceGetUUID(Device *device, char *out, unsigned size)
 {
     char text[96];
-    int error = device ? enter(device->index, "nvmlDeviceGetUUID") : INVALID;
+    int error = device ? enter(device, "nvmlDeviceGetUUID") : INVALID;
     if (error) return error;
-    uuid_of(device->index, text, sizeof text);
+    uuid_of(device, text, sizeof text);
     return answer_text(out, size, text);
 }
 
 API int nvmlDeviceGetIndex(Device *device, unsigned *out)
 {
-    int error = device ? enter(device->index, "nvmlDeviceGetIndex") : INVALID;
+    int error = enter_whole(device, out, "nvmlDeviceGetIndex");
     if (!error) *out = (unsigned)device->index;
     return error;
 }
 
 API int nvmlDeviceGetMinorNumber(Device *device, unsigned *out)
 {
-    int error = device ? enter(device->index, "nvmlDeviceGetMinorNumber") : INVALID;
-    if (!error) *out = (unsigned)device_number(device->index, "minor", (u64)device->index);
+    int error = enter_whole(device, out, "nvmlDeviceGetMinorNumber");
+    if (!error) *out = (unsigned)number_of(device, "minor", (u64)device->index);
     return error;
 }
 
@@ -181,9 +208,9 @@ static unsigned from_hex(const char *text, size_t digits)
 static int pci_info(Device *device, PciInfo *out, int modern)
 {
     char text[64];
-    int error = device && out ? enter(device->index, "nvmlDeviceGetPciInfo") : INVALID;
+    int error = enter_whole(device, out, "nvmlDeviceGetPciInfo");
     if (error) return error;
-    pci_of(device->index, text, sizeof text);
+    pci_of(device, text, sizeof text);
     memset(out, 0, modern ? sizeof *out : offsetof(PciInfo, bus_id) + 16); /* earlier versions end in 16 reserved bytes */
     out->id = 0x26B910DE;
     size_t n = strlen(text);
@@ -203,20 +230,10 @@ API int nvmlDeviceGetPciInfo_v3(Device *device, PciInfo *out) { return pci_info(
 
 API int nvmlDeviceGetUtilizationRates(Device *device, unsigned *out)
 {
-    int error = device && out ? enter(device->index, "nvmlDeviceGetUtilizationRates") : INVALID;
+    int error = enter_whole(device, out, "nvmlDeviceGetUtilizationRates");
     if (error) return error;
-    out[0] = (unsigned)device_number(device->index, "utilization", 0);
+    if (partitioned(device->index)) return NOT_SUPPORTED;
+    out[0] = (unsigned)number_of(device, "utilization", 0);
     out[1] = 0;
-    return OK;
-}
-
-/* device.N.mig absent: a device that knows no partitioning; 0 or 1: switched off or on. */
-API int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending)
-{
-    int error = device && current && pending ? enter(device->index, "nvmlDeviceGetMigMode") : INVALID;
-    if (error) return error;
-    u64 mode = device_number(device->index, "mig", 2);
-    if (mode > 1) return NOT_SUPPORTED;
-    *current = *pending = (unsigned)mode;
     return OK;
 }
