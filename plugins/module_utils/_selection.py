@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import pwd
 import re
@@ -15,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Mapping, NamedTuple
 
-from . import _bounded, _limits, _ownership, _processes, _service, _systemd
+from . import _bounded, _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
 from ._ownership import Owned
 from ._processes import Process, ProcessRef, Table, user_name
@@ -54,7 +55,8 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
     ``types`` are the kinds of units that it may be.
     """
     create_time, user = params.get("create_time"), params.get("user")
-    _limits.finite(create_time=create_time)
+    if create_time is not None and not math.isfinite(create_time):
+        raise UsageError('"create_time" must be a number of seconds, not %s' % create_time)
     for name in ("unit", "pidfile", "pattern"):
         if params.get(name) == "":
             raise UsageError('"%s" is empty' % name)

@@ -109,6 +109,12 @@ def test_a_creation_time_that_is_none(created: float) -> None:
         _selection.select({"pid": 5, "create_time": created})
 
 
+def test_a_creation_time_is_no_length_of_time() -> None:
+    """Seconds of the epoch are more than any wait may be."""
+    chosen = _selection.select({"pid": 2**22 - 1, "create_time": 1795986558.41})
+    assert chosen.scan is None
+
+
 def test_pid_files_that_are_no_files(tmp_path: pathlib.Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "engine.pid").write_text("10\n")
