@@ -90,6 +90,14 @@ molecule: venv ## run every Molecule scenario on lab hosts (as root)
 		$(VENV_PATH) molecule -c molecule/config.yml test --scenario-name "$$scenario"; \
 	done
 
+.PHONY: bench
+bench: venv ## measure what the checks cost, as ratios in one run (as root)
+	$(VENV_PATH) $(BIN)/python tests/bench/bench.py
+
+.PHONY: test-gpu
+test-gpu: venv ## try the rules on this machine's real NVIDIA GPU, and write what was found (as root)
+	$(VENV_PATH) $(BIN)/python tests/gpu/test_gpu.py
+
 .PHONY: demo
 demo: venv ## restart three hosts under client traffic, and show it (as root)
 	$(VENV_PATH) $(BIN)/python tests/demo/demo.py

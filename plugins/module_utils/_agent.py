@@ -13,10 +13,8 @@ import platform
 import sys
 import typing as t
 
-from . import _gpu, _service, _site, _verdicts
-from ._deadline import Deadline
+from . import _agent_gpu, _service, _site, _verdicts
 from ._errors import ServingError, UsageError
-from ._gpu_judge import Options
 
 # The agent lies in HOME/lib/gpuops.
 HOME = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -35,45 +33,12 @@ def version(options: argparse.Namespace) -> int:
     return 1 if found["missing"] else 0
 
 
-def gpu_clear(options: argparse.Namespace) -> int:
-    """Whether GPUs are free, by the rules and defaults of the module of that name."""
-    _site.require(("pynvml",))
-    params: t.Dict[str, t.Any] = {"service": options.service, "gpus": options.gpus}
-    params = _service.fill(params, {"gpus": "gpus"})
-    if params["gpus"] == []:
-        reading = _gpu.Reading(
-            verdict="clear", reason="no_gpu", detail='the service "%s" uses no GPU' % options.service
-        )
-        return _answer(reading, options.json)
-    chosen = Options(gpus=params["gpus"], mark_gid=params.get("definition", {}).get("mark_gid"))
-    if options.memory_tolerance is not None:
-        chosen.memory_tolerance = options.memory_tolerance
-    return _answer(_gpu.wait_clear(chosen, Deadline(options.timeout)), options.json)
-
-
-def _answer(reading: _gpu.Reading, as_json: bool) -> int:
-    if as_json:
-        print(json.dumps(reading.as_dict()))
-    else:
-        print("%s: %s" % (reading.verdict, reading.message))
-        for text in reading.warnings:
-            print("gpuops: %s" % text, file=sys.stderr)
-    return _verdicts.lookup(reading.verdict).exit_code
-
-
 def _stamp() -> str:
     try:
         with open(os.path.join(HOME, ".stamp"), encoding="ascii") as handle:
             return handle.read().strip()
     except OSError:
         return ""
-
-
-def _listed(text: str) -> t.List[str]:
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
-        raise argparse.ArgumentTypeError("no GPU is named")
-    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -85,15 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     command = commands.add_parser("version", help="say what is installed here, as JSON")
     command.set_defaults(run=version)
-    command = commands.add_parser("gpu-clear", help="say whether GPUs are free, and who holds them if not")
-    command.add_argument("--service", metavar="NAME", help="judge the GPUs of this service (default: all GPUs)")
-    command.add_argument("--gpus", metavar="GPU,...", type=_listed, help="judge these: index, UUID or PCI address")
-    command.add_argument("--memory-tolerance", metavar="MIB", type=int, help="memory in use that an idle GPU may show")
-    command.add_argument(
-        "--timeout", metavar="S", type=float, default=0.0, help="wait so long for them to become clear"
-    )
-    command.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    command.set_defaults(run=gpu_clear)
+    _agent_gpu.add(commands)
     return parser
 
 

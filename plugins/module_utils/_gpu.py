@@ -7,24 +7,26 @@
 from __future__ import annotations
 
 import os
-import re
 import typing as t
 from dataclasses import dataclass, field
 
-from . import _bounded, _gpu_nodes, _gpu_nvidia, _ownership, _systemd
+from . import _bounded, _gpu_amd, _gpu_intel, _gpu_nodes, _gpu_nvidia, _gpu_reasons, _gpu_select, _gpu_view
 from ._deadline import Deadline
 from ._errors import UsageError
-from ._gpu_judge import DEFAULT_ALLOWED, Device, Holder, Identity, Options, Resolve, judge
+from ._gpu_device import DEFAULT_ALLOWED, Device, Holder, Identity, Resolve
+from ._gpu_facts import Facts, VendorReading
+from ._gpu_judge import judge
+from ._gpu_options import VENDORS, Options
 from ._processes import Table
 from ._verdicts import worst
 
 __all__ = ["DEFAULT_ALLOWED", "Device", "Holder", "Options", "Reading", "read", "wait_clear"]
 
-VENDOR = "nvidia"
-# Waiting does not change these.
-LASTING = ("library_missing", "driver_mismatch", "no_gpu", "no_stack")
 BUSY_SENSOR = 90  # percent
 LAST_ANSWER = 1.0  # seconds for systemd and for the open files when the time is over
+NAMES = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
+# What a vendor's library answers on a host without that vendor's hardware.
+NOT_INSTALLED = ("binding_missing", "binding_wrong", "library_missing", "driver_not_loaded")
 
 
 @dataclass
@@ -35,8 +37,11 @@ class Reading:
     reason: str = ""
     detail: str = ""
     devices: t.List[Device] = field(default_factory=list)
+    not_judged: t.List[Device] = field(default_factory=list)
     count: t.Optional[int] = None
     driver_version: t.Optional[str] = None
+    container: t.Optional[str] = None
+    sees_all_processes: t.Optional[bool] = None
     stuck_probes: t.List[int] = field(default_factory=list)
     warnings: t.List[str] = field(default_factory=list)
     readings: int = 1
@@ -45,16 +50,26 @@ class Reading:
     @property
     def message(self) -> str:
         """One sentence that explains the verdict."""
-        if self.reason:
-            return self.detail
-        bad = [device for device in self.devices if device.verdict != "clear"]
-        if not bad:
-            if not self.devices:
-                return "there is no GPU to judge"
-            names = ", ".join(device.label for device in self.devices)
-            return "%s %s clear" % (names, "is" if len(self.devices) == 1 else "are")
         words = {"busy": "is busy", "unknown": "cannot be judged", "error": "does not answer properly"}
-        return "; ".join("%s %s: %s" % (device.label, words[device.verdict], device.detail) for device in bad)
+        bad = [device for device in self.devices if device.verdict != "clear"]
+        parts = ["%s %s: %s" % (device.label, words[device.verdict], device.detail) for device in bad]
+        if self.reason:
+            return "; ".join([self.detail] + (parts if self.reason != "unconfirmed" else []))
+        if parts:
+            return "; ".join(parts)
+        if not self.devices:
+            return "there is no GPU to judge"
+        names = ", ".join(device.label for device in self.devices)
+        return "%s %s clear" % (names, "is" if len(self.devices) == 1 else "are")
+
+    def fail(self, reason: str, detail: str) -> None:
+        """Decide from something else than the devices; what was found out first is kept."""
+        verdict = _gpu_reasons.READING[reason][0]
+        self.verdict = worst([self.verdict, verdict]) if self.devices or self.reason else verdict
+        if not self.reason:
+            self.reason, self.detail = reason, detail
+        else:
+            self.detail += "; " + detail
 
     def as_dict(self) -> t.Dict[str, t.Any]:
         return {
@@ -62,12 +77,26 @@ class Reading:
             "reason": self.reason,
             "msg": self.message,
             "gpus": [device.as_dict() for device in self.devices],
+            "not_judged": [
+                {"index": d.index, "pci": d.pci, "vendor": d.vendor, "name": d.name} for d in self.not_judged
+            ],
             "gpu_count": self.count,
             "driver_version": self.driver_version,
+            "container": self.container,
+            "sees_all_processes": self.sees_all_processes,
             "stuck_probes": self.stuck_probes,
             "readings": self.readings,
             "elapsed": round(self.elapsed, 3),
         }
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the kernel shows its things; other folders are for tests."""
+
+    devices: str
+    proc: str
+    sys: str
 
 
 def read(
@@ -78,33 +107,103 @@ def read(
     proc: str = "/proc",
     sys: str = "/sys",
 ) -> Reading:
-    """Look once. ``limit`` bounds the time spent on the driver and on systemd; the folders are for tests."""
-    selectors = None if options.gpus is None else _check_selectors(options.gpus)
-    indexes = None
-    if selectors is not None and all(map(_index, selectors)):
-        indexes = [int(text) for text in selectors]
+    """Look once. ``limit`` bounds the time spent on drivers and on systemd; the folders are for tests."""
+    selectors = None if options.gpus is None else _gpu_select.check(options.gpus)
+    place = _Place(devices, proc, sys)
+    present = [vendor for vendor in VENDORS if _present(vendor, place)]
+    if options.vendor not in ("auto", "nvidia") and options.vendor not in present:
+        return _no_stack(options)
     deadline = Deadline(_gpu_nvidia.READING_LIMIT if limit is None else limit)
-    vendor = _gpu_nvidia.read(indexes, deadline.seconds)
-    reading = Reading(count=vendor.count, driver_version=vendor.driver_version)
-    # Read after the driver: what it listed and what has ended since is then seen as such, and never the reverse.
-    nodes_limit = max(LAST_ANSWER, min(_gpu_nodes.LIMIT, deadline.remaining))
-    nodes = _gpu_nodes.scan(_gpu_nodes.NVIDIA, devices, proc, nodes_limit)
-    table = Table.snapshot(proc)
+    readings, nodes = _ask(options, selectors, present, place, deadline)
+    view = _gpu_view.look(proc)
+    reading = Reading(container=view.container, sees_all_processes=view.pid_namespace == "host")
     reading.stuck_probes = sorted(pid for pid, _start in _bounded.stuck_children())
-    _without(vendor.devices, nodes, reading.stuck_probes + [os.getpid()])
-    if vendor.reason or not vendor.count:
-        return _no_devices(reading, vendor, options, devices, sys)
-    resolve = _resolver(table, options, deadline)
-    for facts in vendor.devices:
-        minor = facts.get("minor")
-        if minor is None and facts.get("pci"):
-            minor = _minor_by_driver(facts["pci"], proc)
-        reading.devices.append(judge(VENDOR, facts, nodes, minor, resolve, options))
-    if selectors is not None:
-        reading.devices = [_pick(text, reading.devices) for text in selectors]
-    reading.verdict = worst(device.verdict for device in reading.devices)
+    every = [facts for vendor in readings for facts in vendor.devices]
+    _without(every, nodes, [*reading.stuck_probes, os.getpid()])
+    resolve = _resolver(_mentioned(every, nodes), options, deadline, proc)
+    judged = [judge(v.vendor, facts, nodes, view, resolve, options) for v in readings for facts in v.devices]
+    _choose(reading, judged, readings, selectors, options)
     _check_count(reading, options)
-    _warn(reading, nodes)
+    _warn(reading, readings)
+    return reading
+
+
+def _present(vendor: str, place: _Place) -> bool:
+    """Whether the host has such hardware, or its driver, whatever a library says."""
+    if vendor == "nvidia":
+        if _gpu_nodes.any_node(_gpu_nodes.NVIDIA, place.devices):
+            return True
+        return _gpu_nvidia.hardware_present(place.sys, place.devices, place.proc)
+    present = _gpu_amd.present if vendor == "amd" else _gpu_intel.present
+    return present(place.sys, place.devices, place.proc)
+
+
+def _ask(
+    options: Options, selectors: t.Optional[t.List[str]], present: t.List[str], place: _Place, deadline: Deadline
+) -> t.Tuple[t.List[VendorReading], _gpu_nodes.NodeFacts]:
+    """What each vendor tells. One whose hardware is not here, and that tells nothing, is left out."""
+    readings = []
+    if options.vendor in ("auto", "nvidia"):
+        only = None
+        if selectors and present in ([], ["nvidia"]):
+            indexes = [_gpu_select.index_of(text) for text in selectors]
+            only = [index for index in indexes if index is not None] if None not in indexes else None
+        nvidia = _gpu_nvidia.read(only, deadline.seconds, place.proc)
+        if not nvidia.reason and not nvidia.count:
+            nvidia.reason, nvidia.detail = "no_gpu", "the NVIDIA driver runs but knows no GPU"
+            if "nvidia" in present:
+                nvidia.detail += ", although the PCI bus or the device nodes show one"
+        elsewhere = nvidia.reason == "no_gpu" and options.vendor == "auto" and present != []
+        if "nvidia" in present or not (elsewhere or nvidia.reason in NOT_INSTALLED):
+            readings.append(nvidia)
+    # Read after the driver: what it listed and what has ended since is then seen as such, and never the reverse.
+    nodes = _gpu_nodes.scan(place.devices, place.proc, max(LAST_ANSWER, min(_gpu_nodes.LIMIT, deadline.remaining)))
+    for vendor, room in (("amd", _gpu_amd), ("intel", _gpu_intel)):
+        if vendor in present and options.vendor in ("auto", vendor):
+            left = max(LAST_ANSWER, deadline.remaining)
+            readings.append(room.read(None, left, nodes, sys=place.sys, proc=place.proc, dev=place.devices))
+    return readings, nodes
+
+
+def _choose(
+    reading: Reading,
+    judged: t.List[Device],
+    readings: t.List[VendorReading],
+    selectors: t.Optional[t.List[str]],
+    options: Options,
+) -> None:
+    """Which devices the answer is about, and its verdict."""
+    silent = [vendor for vendor in readings if vendor.reason]
+    meant, others = _gpu_select.candidates(judged, options.vendor)
+    if len(silent) < len(readings):
+        reading.count = sum(vendor.count or 0 for vendor in readings if not vendor.reason) - len(others)
+    reading.driver_version = next((v.driver_version for v in readings if v.driver_version), None)
+    if not readings:
+        blank = _no_stack(options)
+        reading.verdict, reading.reason, reading.detail = blank.verdict, blank.reason, blank.detail
+        return
+    if selectors is None:
+        reading.devices, reading.not_judged = meant, others
+    elif len(silent) < len(readings):
+        found = _gpu_select.pick(selectors, judged, options.vendor, {vendor.vendor for vendor in silent})
+        # A vendor that tells nothing is no matter where all that was asked for is another's.
+        if silent and not any(device.reason == "not_found" for device in found):
+            reading.warnings.extend(vendor.detail for vendor in silent)
+            silent = []
+        reading.devices = found
+    reading.verdict = worst(device.verdict for device in reading.devices)
+    for vendor in silent:
+        reading.fail(vendor.reason, vendor.detail)
+    if not silent and not reading.devices and not reading.reason:
+        reading.fail("no_gpu", "the %s driver knows no GPU" % NAMES[readings[0].vendor])
+
+
+def _no_stack(options: Options) -> Reading:
+    whose = "" if options.vendor == "auto" else "%s " % NAMES[options.vendor]
+    reading = Reading(verdict="error", reason="no_stack")
+    reading.detail = "there is no %sGPU on this host and no driver for one" % whose
+    if options.allow_no_gpu and not options.expected_gpus and options.gpus is None:
+        reading.verdict = "clear"
     return reading
 
 
@@ -125,11 +224,13 @@ def wait_clear(
         # A look that the deadline cut short tells less than the one before it.
         if last is None or reading.verdict != "error" or not deadline.expired:
             last = reading
-        if single or in_a_row >= options.confirmations or reading.reason in LASTING or deadline.expired:
+        lasting = reading.reason in _gpu_reasons.LASTING
+        if single or in_a_row >= options.confirmations or lasting or deadline.expired:
             break
         deadline.sleep(options.interval)
     last.readings, last.elapsed = readings, deadline.elapsed
-    if not single and last.verdict == "clear" and in_a_row < options.confirmations and last.reason not in LASTING:
+    lasting = last.reason in _gpu_reasons.LASTING
+    if not single and last.verdict == "clear" and in_a_row < options.confirmations and not lasting:
         last.verdict, last.reason = "unknown", "unconfirmed"
         last.detail = "the GPUs were clear in the last %d of %d readings, %d in a row were asked for" % (
             in_a_row,
@@ -139,81 +240,36 @@ def wait_clear(
     return last
 
 
-def _check_selectors(gpus: t.Sequence[t.Any]) -> t.List[str]:
-    selectors = [str(entry).strip() for entry in gpus]
-    selectors = [str(int(text)) if _index(text) else text for text in selectors]
-    if not selectors:
-        raise UsageError("the list of GPUs is empty: name at least one, or leave the list out to mean all")
-    for text in selectors:
-        if not (_index(text) or text.startswith(("GPU-", "MIG-")) or _pci(text)):
-            raise UsageError('"%s" names no GPU: give an index, a UUID or a PCI address' % text)
-    if len(set(selectors)) != len(selectors):
-        raise UsageError("the list of GPUs names one twice: %s" % ", ".join(selectors))
-    return selectors
-
-
-def _index(text: str) -> bool:
-    return re.match(r"[0-9]{1,4}\Z", text) is not None
-
-
-def _pci(text: str) -> t.Optional[t.Tuple[int, int, int, int]]:
-    """A PCI address as numbers, however many zeros it is written with."""
-    match = re.match(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-7])\Z", text.lower())
-    if match is None:
-        return None
-    domain, bus, slot, function = (int(part or "0", 16) for part in match.groups())
-    return domain, bus, slot, function
-
-
-def _pick(text: str, devices: t.Sequence[Device]) -> Device:
-    for device in devices:
-        if _index(text) and device.index == int(text):
-            return device
-        if device.uuid == text:
-            return device
-        if device.pci and _pci(text) and _pci(device.pci) == _pci(text):
-            return device
-    if text.startswith("MIG-"):
-        lost = Device(index=None, vendor=VENDOR, asked=text)
-        return lost.decide("unknown", "partitioned", "partitions (MIG) are not judged yet")
-    detail = "the driver knows no such device"
-    silent = [device.label for device in devices if device.verdict == "error" and device.uuid is None]
-    if silent:
-        detail += ", or it is %s, which does not tell its name" % " or ".join(silent)
-    lost = Device(index=int(text) if _index(text) else None, vendor=VENDOR, asked=text)
-    return lost.decide("error", "not_found", detail)
-
-
-def _without(devices: t.Sequence[t.Dict[str, t.Any]], nodes: _gpu_nodes.NodeFacts, pids: t.Sequence[int]) -> None:
-    """Take out our own looks: a call of ours that hangs in the driver is not a holder."""
+def _parts(devices: t.Iterable[Facts]) -> t.Iterator[Facts]:
     for facts in devices:
-        if "processes" in facts:
+        yield facts
+        yield from facts.get("partitions") or ()
+
+
+def _without(devices: t.Sequence[Facts], nodes: _gpu_nodes.NodeFacts, pids: t.Sequence[int]) -> None:
+    """Take out our own looks: a call of ours that hangs in the driver is not a holder."""
+    for facts in _parts(devices):
+        if facts.get("processes"):
             facts["processes"] = [entry for entry in facts["processes"] if entry["pid"] not in pids]
-    for minor, holders in nodes.holders.items():
-        nodes.holders[minor] = [pid for pid in holders if pid not in pids]
+    for node, holders in nodes.holders.items():
+        nodes.holders[node] = [pid for pid in holders if pid not in pids]
 
 
-def _no_devices(
-    reading: Reading, vendor: _gpu_nvidia.VendorReading, options: Options, devices: str, sys: str
-) -> Reading:
-    present = _gpu_nvidia.hardware_present(sys) or _gpu_nodes.any_node(_gpu_nodes.NVIDIA, devices)
-    reading.verdict, reading.reason, reading.detail = "error", vendor.reason, vendor.detail
-    if not vendor.reason:
-        reading.reason = "no_gpu"
-        reading.detail = "the NVIDIA driver runs but knows no GPU%s" % (
-            ", although the PCI bus or the device nodes show one" if present else ""
-        )
-    elif vendor.reason in ("library_missing", "driver_not_loaded") and not present:
-        reading.reason = "no_stack"
-        reading.detail = "there is no NVIDIA GPU on this host and no driver for one"
-        if options.allow_no_gpu and not options.expected_gpus and options.gpus is None:
-            reading.verdict = "clear"
-    return reading
+def _mentioned(devices: t.Sequence[Facts], nodes: _gpu_nodes.NodeFacts) -> t.Set[int]:
+    pids = {entry["pid"] for facts in _parts(devices) for entry in facts.get("processes") or ()}
+    return pids.union(*nodes.holders.values()) if nodes.holders else pids
 
 
-def _resolver(table: Table, options: Options, deadline: Deadline) -> Resolve:
+def _resolver(pids: t.Set[int], options: Options, deadline: Deadline, proc: str) -> Resolve:
+    from . import _ownership
+
     owned: t.Optional[t.Collection[t.Any]] = None
-    if options.unit is not None:
+    if options.unit is None:
+        table = Table.of(pids, proc)
+    else:
+        from . import _systemd
+
+        table = Table.snapshot(proc)
         state = _systemd.show(options.unit, max(LAST_ANSWER, min(10.0, deadline.remaining)))
         owned = _ownership.of_unit(table, state, mark_gid=options.mark_gid).processes
         if state.load_state == "not-found" and not owned:
@@ -233,41 +289,28 @@ def _resolver(table: Table, options: Options, deadline: Deadline) -> Resolve:
     return resolve
 
 
-def _minor_by_driver(pci: str, proc: str) -> t.Optional[int]:
-    """The minor number from the kernel driver's own files, where the library does not tell it."""
-    address = _pci(pci)
-    if address is None:
-        return None
-    path = "%s/driver/nvidia/gpus/%s/information" % (proc, "%04x:%02x:%02x.%d" % address)
-    try:
-        with open(path, encoding="utf-8", errors="replace") as handle:
-            match = re.search(r"^Device Minor:\s*(\d+)", handle.read(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match.group(1)) if match else None
-
-
 def _check_count(reading: Reading, options: Options) -> None:
     if options.expected_gpus is None or reading.count is None:
         return
     if reading.count < options.expected_gpus:
-        reading.verdict, reading.reason = "error", "fewer_gpus"
-        reading.detail = "%d GPUs are expected, but the driver knows only %d" % (options.expected_gpus, reading.count)
+        reading.fail(
+            "fewer_gpus",
+            "%d GPUs are expected, but the driver knows only %d" % (options.expected_gpus, reading.count),
+        )
     elif reading.count > options.expected_gpus:
         reading.warnings.append(
             "the driver knows %d GPUs, although %d are expected" % (reading.count, options.expected_gpus)
         )
 
 
-def _warn(reading: Reading, nodes: _gpu_nodes.NodeFacts) -> None:
-    if nodes.hidden:
-        reading.warnings.append(
-            "a device node may be open that is not seen: the open files of %d process%s or more could not be read%s"
-            % (nodes.hidden, "" if nodes.hidden == 1 else "es", "; run as root" if os.geteuid() else "")
-        )
+def _warn(reading: Reading, readings: t.Sequence[VendorReading]) -> None:
+    for vendor in readings:
+        reading.warnings.extend(vendor.warnings)
     for device in reading.devices:
         utilization = device.utilization or 0
         if device.verdict == "clear" and utilization >= BUSY_SENSOR:
             reading.warnings.append(
                 "%s reports %d %% utilisation although nothing holds it" % (device.label, utilization)
             )
+        if device.verdict == "clear":
+            reading.warnings.extend("%s: %s" % (device.label, text) for text in device.disagreements)

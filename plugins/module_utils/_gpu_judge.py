@@ -2,154 +2,23 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""What is known of a GPU, and the judgement on it: the vendor's driver and the open device nodes, always both.
-
-Judging is pure. It never turns something that could not be seen into "clear".
-"""
+"""The judgement on one device. It is pure, and never turns something that could not be seen into "clear"."""
 
 from __future__ import annotations
 
+import os
 import typing as t
-from dataclasses import dataclass, field
 
+from ._gpu_device import DEFAULT_ALLOWED, DEFAULT_MOST, Device, Holder, Identity, Resolve
+from ._gpu_facts import Facts
 from ._gpu_nodes import NodeFacts
+from ._gpu_options import Options, Rule
+from ._gpu_view import View
+from ._verdicts import worst
 
-__all__ = ["DEFAULT_ALLOWED", "Device", "Holder", "Identity", "Options", "judge"]
+__all__ = ["allowed", "judge"]
 
-Facts = t.Dict[str, t.Any]
-Rule = t.Mapping[str, t.Any]
-
-RETURNED = (
-    *("index", "uuid", "pci", "vendor", "name", "verdict", "reason", "detail"),
-    *("memory_used", "memory_total", "memory_basis"),
-)
 COMM_LENGTH = 15  # the kernel cuts process names
-NO_PERMISSION = 4
-DEFAULT_MOST = 512  # MiB that a name alone excuses: these daemons hold little, and anybody may bear their names
-
-DEFAULT_ALLOWED: t.List[t.Dict[str, str]] = [
-    {"name": "nvidia-persistenced"},
-    {"name": "nvidia-powerd"},
-    {"name": "nv-fabricmanager"},
-    {"name": "nv-hostengine"},
-    {"name": "dcgm-exporter"},
-    {"name": "Xorg"},
-]
-
-
-@dataclass
-class Options:
-    """What to judge and by which rules."""
-
-    gpus: t.Optional[t.List[str]] = None
-    expected_gpus: t.Optional[int] = None
-    allow_no_gpu: bool = False
-    memory_tolerance: int = 64
-    allowed_holders: t.Optional[t.Sequence[Rule]] = None  # by the default rules, up to DEFAULT_MOST each
-    unit: t.Optional[str] = None
-    mark_gid: t.Optional[int] = None
-    interval: float = 1.0
-    confirmations: int = 2
-
-
-class Identity(t.NamedTuple):
-    """What the process table says about a holder."""
-
-    create_time: float
-    name: str
-    user: str
-    unit: t.Optional[str]
-    container: t.Optional[str]
-    state: str
-    owned: bool  # by the unit that is judged; true when none was named
-
-
-Resolve = t.Callable[[int], t.Optional[Identity]]
-
-
-@dataclass
-class Holder:
-    """A process that holds a device, by what either source says."""
-
-    pid: int
-    kind: str
-    source: t.List[str]
-    memory: t.Optional[int] = None
-    identity: t.Optional[Identity] = None
-    allowed: bool = False
-    foreign: bool = False
-    beyond: bool = False  # a default rule fits, but it holds more than that excuses
-
-    @property
-    def excused(self) -> bool:
-        return self.allowed or self.foreign
-
-    @property
-    def listed(self) -> bool:
-        return self.kind != "node"
-
-    def as_dict(self) -> t.Dict[str, t.Any]:
-        who = self.identity
-        return {
-            "pid": self.pid,
-            "create_time": who.create_time if who else None,
-            "name": who.name if who else None,
-            "user": who.user if who else None,
-            "unit": who.unit if who else None,
-            "container": who.container if who else None,
-            "state": who.state if who else None,
-            "memory": self.memory,
-            "kind": self.kind,
-            "source": self.source,
-            "allowed": self.allowed,
-            "foreign": self.foreign,
-        }
-
-    def __str__(self) -> str:
-        if self.identity is None:
-            text = "process %d, which is not in the process table here," % self.pid
-        else:
-            place = "unit %s" % (self.identity.unit or "none")
-            if self.identity.container:
-                place += ", container %s" % self.identity.container[:12]
-            text = 'process %d "%s" (user %s, %s)' % (self.pid, self.identity.name, self.identity.user, place)
-        if not self.listed:
-            return text + " has the device node open"
-        text += " holds %d MiB" % self.memory if self.memory is not None else " holds memory of unknown size"
-        return text + (" (its name alone excuses %d MiB)" % DEFAULT_MOST if self.beyond else "")
-
-
-@dataclass
-class Device:
-    """One device and the verdict on it."""
-
-    index: t.Optional[int]
-    vendor: str
-    verdict: str = "unknown"
-    reason: str = ""
-    detail: str = ""
-    uuid: t.Optional[str] = None
-    pci: t.Optional[str] = None
-    name: t.Optional[str] = None
-    memory_used: t.Optional[int] = None
-    memory_total: t.Optional[int] = None
-    memory_basis: str = "not_available"
-    holders: t.List[Holder] = field(default_factory=list)
-    utilization: t.Optional[int] = None
-    asked: t.Optional[str] = None  # how the caller named a device that was not found
-
-    def decide(self, verdict: str, reason: str, detail: str) -> Device:
-        self.verdict, self.reason, self.detail = verdict, reason, detail
-        return self
-
-    @property
-    def label(self) -> str:
-        return "GPU %s" % (self.index if self.index is not None else '"%s"' % self.asked)
-
-    def as_dict(self) -> t.Dict[str, t.Any]:
-        result = {key: getattr(self, key) for key in RETURNED}
-        result["holders"] = [holder.as_dict() for holder in self.holders]
-        return result
 
 
 def allowed(identity: t.Optional[Identity], rules: t.Sequence[Rule]) -> bool:
@@ -166,123 +35,232 @@ def allowed(identity: t.Optional[Identity], rules: t.Sequence[Rule]) -> bool:
     return False
 
 
-def judge(
-    vendor: str, facts: Facts, nodes: NodeFacts, minor: t.Optional[int], resolve: Resolve, options: Options
-) -> Device:
-    """The verdict on one device from what the driver said, who has its node open, and the rules of the caller."""
-    device = Device(
-        index=facts["index"],
-        vendor=vendor,
-        uuid=facts.get("uuid"),
-        pci=facts.get("pci"),
-        name=facts.get("name"),
-        memory_used=facts.get("memory_used"),
-        memory_total=facts.get("memory_total"),
-        memory_basis=facts.get("memory_basis", "not_available"),
-        utilization=facts.get("utilization"),
-    )
-    node_pids = nodes.holders.get(minor, []) if minor is not None else []
-    device.holders = _holders(facts.get("processes", []), node_pids, resolve, options, device.memory_used)
+class _Case(t.NamedTuple):
+    """What the judgement on a device rests on, beside its facts."""
+
+    nodes: NodeFacts
+    view: View
+    resolve: Resolve
+    options: Options
+
+
+def judge(vendor: str, facts: Facts, nodes: NodeFacts, view: View, resolve: Resolve, options: Options) -> Device:
+    """The verdict on one device from what its driver said, who has its nodes open, and the rules of the caller."""
+    case = _Case(nodes, view, resolve, options)
+    device = Device.of(vendor, facts)
+    if not facts.get("partitioned"):
+        return _one(device, facts, case)
+    partitions = facts.get("partitions")
+    if facts.get("reason") or not partitions:
+        _one(device, facts, case)
+        if device.verdict == "clear" and partitions is None:
+            detail = "it is partitioned (MIG), and does not tell its partitions"
+            device.decide("unknown", "partitions_unreadable", detail)
+        return device
+    for part in partitions:
+        partition = Device.of(vendor, part)
+        partition.partition_of, partition.pci = device.label, device.pci
+        siblings = [other for other in partitions if other is not part and _share(part, other)]
+        partition.explained = _explained(part, siblings)
+        # The node of the whole device stands in for a partition whose own is not known.
+        known = {**part, "nodes": part.get("nodes") or facts.get("nodes")}
+        strangers = {entry["pid"] for other in siblings for entry in other.get("processes") or ()}
+        device.partitions.append(_one(partition, known, case, strangers))
+    return _whole(device, facts, case)
+
+
+def _share(part: Facts, other: Facts) -> bool:
+    """Whether two partitions have their memory in common: the compute instances of one GPU instance."""
+    return part.get("gi") is not None and part.get("gi") == other.get("gi")
+
+
+def _explained(part: Facts, siblings: t.Sequence[Facts]) -> int:
+    """How much of a partition's memory in use is that of processes on its siblings."""
+    own = {entry["pid"] for entry in part.get("processes") or ()}
+    held: t.Dict[int, t.Optional[int]] = {}
+    for entry in (entry for other in siblings for entry in other.get("processes") or ()):
+        if entry["pid"] not in own:
+            held[entry["pid"]] = entry["memory"]
+    # Where one does not tell, its own partition is not called clear for it.
+    return part.get("memory_used") or 0 if None in held.values() else sum(memory or 0 for memory in held.values())
+
+
+def _whole(device: Device, facts: Facts, case: _Case) -> Device:
+    """The verdict on a partitioned device: that of its partitions, and of what is held outside of them."""
+    inside = {holder.pid for partition in device.partitions for holder in partition.holders}
+    device.holders = [holder for holder in _holders(device, facts, case) if holder.pid not in inside]
+    told = {part.get("gi", -1 - n): part.get("memory_used") for n, part in enumerate(facts["partitions"])}
+    if device.memory_used is not None and None not in told.values():
+        device.memory_used -= min(device.memory_used, sum(used or 0 for used in told.values()))
+    elif not any(holder.listed and not holder.excused for holder in device.holders):
+        device.memory_used = 0  # the partitions answer for the memory; what is outside of them is not told
+    _judge(device, {**facts, "lists": "complete"}, case)
+    device.memory_used = facts.get("memory_used")
+    verdict = worst([device.verdict, *(partition.verdict for partition in device.partitions)])
+    same = [partition for partition in device.partitions if partition.verdict == verdict]
+    if verdict == "clear":
+        return device.decide("clear", same[0].reason, "all of its %d partitions are clear" % len(same))
+    own = [(device.reason, device.detail)] if device.verdict == verdict else []
+    reasons = own + [(partition.reason, "%s: %s" % (partition.label, partition.detail)) for partition in same]
+    return device.decide(verdict, reasons[0][0], "; ".join(detail for _reason, detail in reasons))
+
+
+def _one(device: Device, facts: Facts, case: _Case, strangers: t.Collection[int] = ()) -> Device:
+    """The verdict on a device or a partition; ``strangers`` hold a sibling, which has a node in common with it."""
+    device.holders = [h for h in _holders(device, facts, case) if h.listed or h.pid not in strangers]
     if facts.get("reason"):
         return device.decide("error", facts["reason"], facts["detail"])
-    if facts.get("mig"):
-        return device.decide(
-            "unknown", "partitioned", "the device is partitioned (MIG), and partitions are not judged yet"
-        )
+    return _judge(device, facts, case)
+
+
+def _judge(device: Device, facts: Facts, case: _Case) -> Device:
+    """Busy if anything says so, then unknown if anything was not seen, and only then clear."""
+    _compare(device, facts, case)
+    found = _busy(device, case) or _unseen(device, facts, case)
+    if found is None:
+        return _clear(device, case.options)
+    verdict, reason, detail = found
+    if reason == "held_by_unresolvable" and case.view.pid_namespace != "host":
+        detail += "; %s" % case.view.sentence
+    return device.decide(verdict, reason, detail)
+
+
+Found = t.Optional[t.Tuple[str, str, str]]
+
+
+def _busy(device: Device, case: _Case) -> Found:
     blocking = [holder for holder in device.holders if holder.listed and not holder.excused]
     if blocking:
         known = any(holder.identity is not None for holder in blocking)
-        return device.decide("busy", "held_by_process" if known else "held_by_unresolvable", _name(blocking))
-    nodes_missing = nodes.error or ("its device node is not known" if minor is None else "")
+        return "busy", "held_by_process" if known else "held_by_unresolvable", _name(blocking)
+    suspects = _suspects(device)
     if device.memory_used is None:
-        return _by_holders(device, facts.get("unreadable", {}), nodes, nodes_missing)
-    return _by_memory(device, facts.get("unreadable", {}), nodes, nodes_missing, options.memory_tolerance)
+        if suspects:
+            detail = "its memory in use is not known and %s" % _name(suspects)
+            return "busy", "node_held_memory_unreadable", detail
+        return None
+    rest, excused = _rest(device), [holder for holder in device.holders if holder.listed]
+    if rest <= case.options.tolerance(device.vendor):
+        return None
+    if suspects:
+        return "busy", "node_held_memory_in_use", "%d MiB are in use and %s" % (device.memory_used, _name(suspects))
+    if any(holder.memory is None for holder in excused):
+        detail = "%d MiB are in use, and the driver does not tell how much of it %s" % (
+            device.memory_used,
+            _name(excused),
+        )
+        return "unknown", "memory_unattributed", detail
+    if excused:
+        detail = "%d of %d MiB in use are held by no visible process" % (rest, device.memory_used)
+    else:
+        detail = "%d MiB are in use by no visible process" % device.memory_used
+    return "busy", "held_by_unresolvable", detail
 
 
-def _holders(
-    listed: t.Sequence[Facts], node_pids: t.Sequence[int], resolve: Resolve, options: Options, used: t.Optional[int]
-) -> t.List[Holder]:
+def _unseen(device: Device, facts: Facts, case: _Case) -> Found:
+    """What could not be seen, and might hide a holder."""
+    nodes, lists = case.nodes, facts.get("lists") or "complete"
+    if nodes.error:
+        return "unknown", "nodes_unreadable", nodes.error
+    if not facts.get("nodes"):
+        return "unknown", "nodes_unreadable", "its device node is not known"
+    if nodes.hidden:
+        return "unknown", "nodes_unreadable", _hidden(nodes)
+    if lists == "denied":
+        return "unknown", "processes_unreadable", "the driver does not let this account see the processes on it"
+    if lists == "absent" and (device.memory_used is None or _suspects(device)):
+        return "unknown", "processes_unreadable", "the driver has no list of the processes on it"
+    # What visible processes hold says nothing of those that are not visible.
+    by_holders = device.memory_used is None or device.memory_basis == "clients"
+    if by_holders and case.view.pid_namespace != "host":
+        return "unknown", "outside_not_visible", "its memory in use is not told, and %s" % case.view.sentence
+    return None
+
+
+def _hidden(nodes: NodeFacts) -> str:
+    many = "process" if nodes.hidden == 1 else "processes"
+    text = "the open files of %d %s or more could not be read" % (nodes.hidden, many)
+    return text + ("; run as root" if os.geteuid() else "")
+
+
+def _clear(device: Device, options: Options) -> Device:
+    if device.memory_used is None:
+        detail = "the driver does not tell its memory in use; nobody holds it"
+        return device.decide("clear", "judged_by_holders", detail)
+    excused = any(holder.listed for holder in device.holders)
+    detail = "%d MiB are in use%s, %d are tolerated" % (
+        _rest(device),
+        " by nobody that counts" if excused else "",
+        options.tolerance(device.vendor),
+    )
+    return device.decide("clear", "idle", detail)
+
+
+def _holders(device: Device, facts: Facts, case: _Case) -> t.List[Holder]:
     found: t.Dict[int, Holder] = {}
-    for entry in listed:
+    for entry in facts.get("processes") or ():
         pid, memory = entry["pid"], entry["memory"]
-        if pid not in found:
-            found[pid] = Holder(pid, entry["kind"], ["driver"], memory)
-        elif memory is not None:
+        holder = found.get(pid)
+        if holder is None:
+            found[pid] = Holder(pid, entry["kind"], [entry["source"]], memory)
+            continue
+        if entry["source"] not in holder.source:
+            holder.source.append(entry["source"])
+        if memory is not None:
             # One process in two lists: each shows its whole memory.
-            found[pid].memory = max(memory, found[pid].memory or 0)
-    for pid in node_pids:
+            holder.memory = max(memory, holder.memory or 0)
+    for pid in sorted({pid for node in facts.get("nodes") or () for pid in case.nodes.holders.get(node, ())}):
         if pid in found:
             found[pid].source.append("node")
         else:
             found[pid] = Holder(pid, "node", ["node"])
     for holder in found.values():
-        holder.identity = resolve(holder.pid)
-        if options.allowed_holders is not None:
-            holder.allowed = allowed(holder.identity, options.allowed_holders)
-        elif allowed(holder.identity, DEFAULT_ALLOWED):
-            # Where it is not known what it holds, it holds no more than all that is in use.
-            most = used if holder.memory is None else holder.memory
-            holder.beyond = holder.listed and (most is None or (holder.memory or 0) > DEFAULT_MOST)
-            holder.allowed = not holder.beyond
-        holder.foreign = holder.identity is not None and not holder.identity.owned
+        outside = case.view.pid_namespace != "host" and not holder.confirmed
+        if outside and "kfd" in holder.source:
+            continue  # its numbers are the machine's: here they name nobody, or another process
+        holder.identity = case.resolve(holder.pid)
+        if outside:
+            continue  # the number may be that of another process, outside: a name found here excuses nothing
+        _excuse(holder, case.options, device.memory_used)
     return list(found.values())
+
+
+def _excuse(holder: Holder, options: Options, used: t.Optional[int]) -> None:
+    if options.allowed_holders is not None:
+        holder.allowed = allowed(holder.identity, options.allowed_holders)
+    elif allowed(holder.identity, DEFAULT_ALLOWED):
+        # Where it is not known what it holds, it holds no more than all that is in use.
+        most = used if holder.memory is None else holder.memory
+        holder.beyond = holder.listed and (most is None or (holder.memory or 0) > DEFAULT_MOST)
+        holder.allowed = not holder.beyond
+    holder.foreign = holder.identity is not None and not holder.identity.owned
+
+
+def _compare(device: Device, facts: Facts, case: _Case) -> None:
+    """Note where the sources contradict each other."""
+    complete = bool(facts.get("nodes")) and not case.nodes.error and not case.nodes.hidden
+    for holder in device.holders:
+        if holder.identity is None and holder.listed:
+            text = "the driver lists process %d, which is not in the process table here" % holder.pid
+        elif holder.listed and not holder.confirmed and complete:
+            text = "the driver lists process %d, which has no device node open" % holder.pid
+        elif not holder.listed and not holder.excused and _rest(device) > case.options.tolerance(device.vendor):
+            text = "process %d has the device node open while memory is in use, and is not listed" % holder.pid
+        else:
+            continue
+        device.disagreements.append(text)
+
+
+def _rest(device: Device) -> int:
+    """Memory in use that no listed process explains."""
+    held = sum(holder.memory or 0 for holder in device.holders if holder.listed)
+    return (device.memory_used or 0) - held - device.explained
+
+
+def _suspects(device: Device) -> t.List[Holder]:
+    return [holder for holder in device.holders if not holder.listed and not holder.excused]
 
 
 def _name(holders: t.Sequence[Holder]) -> str:
     shown = "; ".join(str(holder) for holder in holders[:3])
     return shown + ("; and %d more" % (len(holders) - 3) if len(holders) > 3 else "")
-
-
-def _node_suspects(device: Device) -> t.List[Holder]:
-    return [holder for holder in device.holders if not holder.listed and not holder.excused]
-
-
-def _unlisted(unreadable: t.Mapping[str, int]) -> bool:
-    """Whether processes may exist that the driver did not show.
-
-    A driver that does not know the graphics or MPS list has no such clients. The compute list is another matter.
-    """
-    return "compute" in unreadable or NO_PERMISSION in unreadable.values()
-
-
-def _by_holders(device: Device, unreadable: t.Mapping[str, int], nodes: NodeFacts, nodes_missing: str) -> Device:
-    """The driver does not tell how much memory is in use: who holds the device decides, and all must be visible."""
-    suspects = _node_suspects(device)
-    if suspects:
-        detail = "its memory in use is not known and %s" % _name(suspects)
-        return device.decide("busy", "node_held_memory_unreadable", detail)
-    if _unlisted(unreadable):
-        detail = "the driver shows neither its memory in use nor the processes on it"
-        return device.decide("unknown", "processes_unreadable", detail)
-    if nodes_missing or nodes.hidden:
-        detail = nodes_missing or "the open files of some processes cannot be read"
-        return device.decide("unknown", "nodes_unreadable", "its memory in use is not known and %s" % detail)
-    return device.decide("clear", "judged_by_holders", "the driver does not tell its memory in use; nobody holds it")
-
-
-def _by_memory(
-    device: Device, unreadable: t.Mapping[str, int], nodes: NodeFacts, nodes_missing: str, tolerance: int
-) -> Device:
-    used = device.memory_used or 0
-    excused = [holder for holder in device.holders if holder.listed]
-    rest = used - sum(holder.memory or 0 for holder in excused)
-    suspects = _node_suspects(device)
-    if rest > tolerance:
-        if suspects:
-            detail = "%d MiB are in use and %s" % (used, _name(suspects))
-            return device.decide("busy", "node_held_memory_in_use", detail)
-        if any(holder.memory is None for holder in excused):
-            detail = "%d MiB are in use, and the driver does not tell how much of it %s" % (used, _name(excused))
-            return device.decide("unknown", "memory_unattributed", detail)
-        if excused:
-            detail = "%d of %d MiB in use are held by no visible process" % (rest, used)
-        else:
-            detail = "%d MiB are in use by no visible process" % used
-        return device.decide("busy", "held_by_unresolvable", detail)
-    if nodes_missing:
-        return device.decide("unknown", "nodes_unreadable", nodes_missing)
-    if _unlisted(unreadable) and (NO_PERMISSION in unreadable.values() or suspects or nodes.hidden):
-        detail = "the driver does not show the processes on it, and the open device nodes do not exclude one"
-        return device.decide("unknown", "processes_unreadable", detail)
-    detail = "%d MiB are in use%s, %d are tolerated" % (rest, " by nobody that counts" if excused else "", tolerance)
-    return device.decide("clear", "idle", detail)

@@ -10,8 +10,8 @@ module: gpu_clear
 short_description: Tell whether GPUs are free
 version_added: 1.0.0
 description:
-  - Looks at GPUs through two independent sources, the vendor's driver library and the open device nodes of all
-    processes, and says of each device whether it is clear. It never ends a process.
+  - Looks at GPUs of NVIDIA, AMD and Intel through two independent sources, what the vendor's driver tells and who has
+    the device nodes open or mapped, and says of each device whether it is clear. It never ends a process.
   - What cannot be seen is never called clear. A device that the driver does not answer for, memory in use by no
     visible process, and process lists that may not be read all make the task fail, each with its own
     RV(gpus[].reason).
@@ -19,8 +19,12 @@ description:
     A child that hangs in the kernel is left behind, listed in RV(stuck_probes), and never counted as a holder; while
     it lives, its device answers V(error) without another call.
   - GPU utilisation decides nothing. A device that reports 90 % or more while nothing holds it is clear, with a warning.
+  - Without root the processes of others cannot be looked into, so that no device is called clear; the answer is
+    V(unknown) and says what could not be seen.
+  - The page C(docs/when-is-a-gpu-clear.md) of the collection has all rules and every reason.
 requirements:
-  - nvidia-ml-py on the managed host. The role P(gpuops.serving.host_agent#role) installs it.
+  - nvidia-ml-py on managed hosts with NVIDIA devices. The role P(gpuops.serving.host_agent#role) installs it.
+  - Nothing for AMD and Intel. What amdsmi tells is used where it can be imported.
 author:
   - gpuops.serving contributors (@gpuops)
 extends_documentation_fragment:
@@ -30,21 +34,24 @@ extends_documentation_fragment:
 options:
   gpus:
     description:
-      - The devices to judge, each as an index (the driver's order, as C(nvidia-smi) shows it), a UUID or a PCI address.
-      - Default is the devices of O(service), else all devices.
-      - A device that the driver does not know makes the task fail.
+      - The devices to judge, each as an index, a UUID or a PCI address. The index is that of C(nvidia-smi) for NVIDIA,
+        and the place in the order of PCI addresses for AMD and Intel. A UUID with C(MIG-) in front names a partition.
+      - Default is the devices of O(service), else all devices. The graphics of a processor is then left out where the
+        host has other devices, and named in RV(not_judged).
+      - A device that no driver knows makes the task fail. So does an index on a host with devices of several vendors,
+        unless O(vendor) tells which is meant.
     type: list
     elements: str
   vendor:
     description:
-      - Whose devices to look at. V(auto) means those of every vendor that is supported.
-      - V(nvidia) is the only one so far, so that both values do the same.
+      - Whose devices to look at. V(auto) means those of every vendor that the host has.
+      - A vendor of whom the host has neither a device nor a driver makes the task fail, unless O(allow_no_gpu) is set.
     type: str
-    choices: [auto, nvidia]
+    choices: [auto, nvidia, amd, intel]
     default: auto
   expected_gpus:
     description:
-      - How many devices the driver must know in all. Fewer is an error, even when those are clear. More is a warning.
+      - How many devices must be known in all. Fewer is an error, even when those are clear. More is a warning.
     type: int
   allow_no_gpu:
     description:
@@ -56,20 +63,21 @@ options:
   memory_tolerance:
     description:
       - Memory in MiB that may be in use on an idle device, beside what allowed and foreign processes hold.
-      - Drivers keep a few MiB on an idle device. A process that uses the device takes hundreds.
-      - Drivers before 510 do not tell their own share of the memory apart (RV(gpus[].memory_basis=used_and_reserved)).
+      - Drivers keep some memory on an idle device. A process that uses the device takes hundreds of MiB.
+      - Default is 64 for NVIDIA, and 512 for AMD and Intel, whose drivers do not tell their own share apart (an
+        idle MI300X shows some 300 MiB).
+      - NVIDIA drivers before 510 do not tell it apart either (RV(gpus[].memory_basis=used_and_reserved)).
         Should a device never become clear for this reason, raise the tolerance to what it shows when idle.
     type: int
-    default: 64
   allowed_holders:
     description:
       - Processes that may hold a device. They are shown with RV(gpus[].holders[].allowed), never hidden, and the memory
         that the driver says they hold does not count.
       - A rule fits when everything that it gives is equal.
       - The list replaces the default, which is C(nvidia-persistenced), C(nvidia-powerd), C(nv-fabricmanager),
-        C(nv-hostengine), C(dcgm-exporter) and C(Xorg). Anybody may bear such a name, so the default excuses at most
-        512 MiB of each process, and none where the driver tells nothing of the memory. A rule of this list excuses
-        whatever its process holds.
+        C(nv-hostengine), C(dcgm-exporter), C(Xorg) and C(systemd-logind). Anybody may bear such a
+        name, so the default excuses at most 512 MiB of each process, and none where the driver tells nothing of the
+        memory. A rule of this list excuses whatever its process holds.
     type: list
     elements: dict
     suboptions:
@@ -89,6 +97,8 @@ options:
       - A process that left the unit is still the unit's when it carries the ownership mark. The mark is that of
         O(service), else of the service whose definition on the host names the unit.
       - Memory in use that no visible process explains still does.
+      - In a container with a process table of its own, a process that only the driver lists is never taken for foreign
+        or allowed, because its number may be that of a process outside.
       - O(service) does not fill this option, because after a stop a leftover that is no longer recognised as the
         service's own would pass as somebody else's.
     type: str
@@ -153,15 +163,17 @@ ok:
 reason:
   description:
     - Why there is an answer that comes from no single device. Empty otherwise.
-    - V(library_missing), V(driver_not_loaded), V(driver_mismatch), V(driver_error), V(timeout) or V(stuck) when the
-      driver library does not answer at all; V(internal) when our call into it ended without an answer; V(no_gpu) when
-      it knows no device; V(no_stack) when the host has neither GPU nor driver; V(fewer_gpus) when it knows fewer than
-      O(expected_gpus); V(unconfirmed) when O(timeout) ended before O(confirmations) clear looks.
+    - V(binding_missing) or V(binding_wrong) for nvidia-ml-py; V(library_missing), V(driver_not_loaded),
+      V(driver_mismatch), V(driver_too_old), V(no_permission), V(no_power), V(gpu_lost), V(reset_required),
+      V(blocked_by_system), V(driver_error), V(timeout) or V(stuck) when a driver does not answer at all; V(internal)
+      when our call into it ended without an answer; V(bus_unreadable) when the devices cannot be listed; V(no_gpu) when
+      none is known; V(no_stack) when the host has neither GPU nor driver; V(fewer_gpus) when fewer than
+      O(expected_gpus) are known; V(unconfirmed) when O(timeout) ended before O(confirmations) clear looks.
   type: str
   returned: always
   sample: ""
 gpus:
-  description: The devices, in the order of O(gpus), else in the driver's.
+  description: The devices, in the order of O(gpus), else by vendor and in the vendor's order.
   type: list
   elements: dict
   returned: always
@@ -179,9 +191,13 @@ gpus:
       type: str
       sample: "00000000:17:00.0"
     vendor:
-      description: Vendor of the device.
+      description: V(nvidia), V(amd) or V(intel); V(unknown) for a device that was not found.
       type: str
       sample: nvidia
+    integrated:
+      description: Whether it is the graphics of a processor, without memory of its own.
+      type: bool
+      sample: false
     name:
       description: Product name.
       type: str
@@ -196,9 +212,11 @@ gpus:
         - For V(busy), V(held_by_process); V(held_by_unresolvable) when memory is in use by no process that is visible
           here; V(node_held_memory_in_use) or V(node_held_memory_unreadable) when a process has the device node open
           while memory is in use or cannot be read.
-        - For V(unknown), V(processes_unreadable), V(nodes_unreadable), V(memory_unattributed) or V(partitioned).
-        - For V(error), V(gpu_lost), V(reset_required), V(blocked_by_system), V(driver_mismatch), V(driver_error),
-          V(timeout), V(stuck) or V(not_found).
+        - For V(unknown), V(processes_unreadable), V(nodes_unreadable), V(outside_not_visible), V(memory_unattributed)
+          or V(partitions_unreadable).
+        - For V(error), V(gpu_lost), V(reset_required), V(blocked_by_system), V(driver_mismatch), V(driver_not_loaded),
+          V(passed_through), V(no_permission), V(no_power), V(driver_too_old), V(library_missing),
+          V(driver_error), V(timeout), V(stuck), V(internal) or V(not_found).
       type: str
       sample: held_by_process
     detail:
@@ -215,8 +233,8 @@ gpus:
       sample: 46068
     memory_basis:
       description:
-        - V(used) without the driver's own share, V(used_and_reserved) where an old driver does not tell that apart,
-          V(not_available).
+        - V(used) without the driver's own share, V(used_and_reserved) where that is not told apart,
+          V(clients) for the sum of what visible processes hold, where the device does not tell, V(not_available).
       type: str
       sample: used
     holders:
@@ -246,7 +264,7 @@ gpus:
           type: str
           sample: llama.service
         container:
-          description: Id of the container whose cgroup the process is in, or null.
+          description: Id, for LXC and nspawn the name, of the container whose cgroup the process is in, or null.
           type: str
           sample:
         state:
@@ -262,7 +280,9 @@ gpus:
           type: str
           sample: compute
         source:
-          description: Who says so, V(driver), V(node) or both.
+          description:
+            - Who says so. V(driver) is the vendor's management library, V(kfd) the compute part of AMD's kernel driver,
+              V(fdinfo) the kernel driver's account of an open file, V(node) an open or mapped device node.
           type: list
           elements: str
           sample: [driver, node]
@@ -274,16 +294,60 @@ gpus:
           description: Whether the process is not one of O(unit). Always V(false) without O(unit).
           type: bool
           sample: false
+    partitions:
+      description: The partitions (MIG) of the device, each with the keys of a device. The worst decides for it.
+      type: list
+      elements: dict
+      sample: []
+    disagreements:
+      description: Sentences on what the sources contradict each other in. They do not decide by themselves.
+      type: list
+      elements: str
+      sample: ["the driver lists process 4711, which has no device node open"]
+not_judged:
+  description: Devices that were left out, because the host has others and nobody named them.
+  type: list
+  elements: dict
+  returned: always
+  contains:
+    index:
+      description: Index in the vendor's order.
+      type: int
+      sample: 0
+    pci:
+      description: PCI address.
+      type: str
+      sample: "0000:00:02.0"
+    vendor:
+      description: Vendor of the device.
+      type: str
+      sample: intel
+    name:
+      description: Product name, or null.
+      type: str
+      sample:
 gpu_count:
-  description: How many devices the driver knows in all, or null when it does not answer.
+  description: How many devices are known in all, those of RV(not_judged) left out; null when no driver answers.
   type: int
   returned: always
   sample: 4
 driver_version:
-  description: Version of the driver, or null.
+  description: Version of the NVIDIA driver, or null.
   type: str
   returned: always
   sample: 550.127.05
+container:
+  description: Kind of the container that this host is, such as V(docker), V(lxc) or V(systemd-nspawn), or null.
+  type: str
+  returned: always
+  sample:
+sees_all_processes:
+  description:
+    - Whether the process table of this host is that of the whole machine. In a container with a table of its own a
+      device is judged by its memory, and by processes outside only as far as the driver lists them.
+  type: bool
+  returned: always
+  sample: true
 stuck_probes:
   description:
     - Pids of our own calls that hang in a driver, or on an open file, and cannot be ended, also of those that had
@@ -306,50 +370,20 @@ elapsed:
 
 import typing as t
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _limits, _selection
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _gpu_options, _lease
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu import (
-    Options,
-    Reading,
-    read,
-    wait_clear,
-)
-
-
-def options_of(params: _ansible.Result) -> Options:
-    names = ("timeout", "interval", "memory_tolerance", "expected_gpus")
-    _limits.at_least(0, **{name: params[name] for name in names})
-    _limits.at_least(1, confirmations=params["confirmations"])
-    rules = params["allowed_holders"]
-    for rule in rules or ():
-        if not any(rule.values()):
-            raise UsageError('a rule of "allowed_holders" is empty: give a name, a user or a unit')
-    mark_gid = None
-    if params["unit"]:
-        mark_gid = _selection.mark_of(params["service"], params["unit"], params.get("definition") or {})
-    return Options(
-        gpus=params["gpus"],
-        expected_gpus=params["expected_gpus"],
-        allow_no_gpu=params["allow_no_gpu"],
-        memory_tolerance=params["memory_tolerance"],
-        allowed_holders=rules,
-        unit=params["unit"],
-        mark_gid=mark_gid,
-        interval=params["interval"],
-        confirmations=params["confirmations"],
-    )
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Reading, read, wait_clear
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
-    options = options_of(ctx.params)
+    options = _gpu_options.of_params(ctx.params)
     if options.gpus == [] and ctx.params.get("definition", {}).get("gpus") == []:
         none = Reading(verdict="clear", readings=0).as_dict()
         none["msg"] = 'the service "%s" uses no GPU' % ctx.params["service"]
         return none
     keep = _lease.keeper(ctx.params["service"], None if ctx.check_mode else ctx.params["run_id"])
 
-    def look(wanted: Options, limit: t.Optional[float]) -> Reading:
+    def look(wanted: _gpu_options.Options, limit: t.Optional[float]) -> Reading:
         keep()
         return read(wanted, limit)
 
@@ -365,10 +399,10 @@ def main() -> None:
             **_ansible.service_spec(),
             **_ansible.mutating_spec(),
             "gpus": {"type": "list", "elements": "str"},
-            "vendor": {"type": "str", "choices": ["auto", "nvidia"], "default": "auto"},
+            "vendor": {"type": "str", "choices": ["auto", "nvidia", "amd", "intel"], "default": "auto"},
             "expected_gpus": {"type": "int"},
             "allow_no_gpu": {"type": "bool", "default": False},
-            "memory_tolerance": {"type": "int", "default": 64},
+            "memory_tolerance": {"type": "int"},
             "allowed_holders": {
                 "type": "list",
                 "elements": "dict",
@@ -382,7 +416,6 @@ def main() -> None:
         },
         body,
         fill={"gpus": "gpus"},
-        requires=("pynvml",),
     )
 
 

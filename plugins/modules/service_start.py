@@ -49,9 +49,10 @@ options:
     type: list
     elements: str
   memory_tolerance:
-    description: MiB that may be in use on an idle device.
+    description:
+      - MiB that may be in use on an idle device.
+      - Default is that of M(gpuops.serving.gpu_clear) for the vendor.
     type: int
-    default: 64
 seealso:
   - module: gpuops.serving.gpu_clear
   - module: gpuops.serving.process_tree_stop
@@ -120,7 +121,6 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _gpu,
     _limits,
     _selection,
-    _site,
     _start,
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
@@ -130,7 +130,6 @@ def gate_of(params: t.Mapping[str, t.Any]) -> t.Optional[_start.Gate]:
     """Whether the GPUs of the unit are clear; nothing to ask when it uses none, or when nobody said which."""
     if params["gpus"] == [] or (params["gpus"] is None and not params.get("definition")):
         return None
-    _site.require(["pynvml"])
     options = _gpu.Options(gpus=params["gpus"], memory_tolerance=params["memory_tolerance"])
 
     def gate() -> t.Optional[t.Tuple[str, str]]:
@@ -170,7 +169,7 @@ def main() -> None:
             timeout={"type": "float", "default": 30},
             reset_failed={"type": "bool", "default": True},
             gpus={"type": "list", "elements": "str"},
-            memory_tolerance={"type": "int", "default": 64},
+            memory_tolerance={"type": "int"},
         ),
         start,
         fill={"unit": "unit", "gpus": "gpus"},

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu, _gpu_view
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Options, read, wait_clear
 
@@ -53,9 +53,10 @@ class Lab:
     @staticmethod
     def _became(child, command):
         assert child.poll() is None
-        if ") Z " in pathlib.Path("/proc/%d/stat" % child.pid).read_text():
+        if ") Z " in os.fsdecode(pathlib.Path("/proc/%d/stat" % child.pid).read_bytes()):
             return True  # its main thread has ended already
-        return pathlib.Path("/proc/%d/cmdline" % child.pid).read_text().split("\0")[:-1] == list(command)
+        line = os.fsdecode(pathlib.Path("/proc/%d/cmdline" % child.pid).read_bytes())
+        return line.split("\0")[:-1] == list(command)
 
     def end(self, child):
         child.kill()
@@ -69,6 +70,12 @@ class Lab:
             return read(given, limit, devices=str(self.dev), sys=str(self.sys))
 
         return wait_clear(Options(**options), Deadline(timeout), look)
+
+
+def patch():
+    """For a process of its own that runs a module on a made-up machine."""
+    _gpu._gpu_nodes.scan = scan_but_process_1
+    _gpu_view.look = lambda *_folders: _gpu_view.View("host", None)
 
 
 def wait_for(condition):
@@ -96,6 +103,7 @@ def made(tmp_path, library, monkeypatch):
     monkeypatch.setenv("FAKE_NVML_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(_bounded, "STUCK_FOLDER", str(tmp_path / "stuck"))
     monkeypatch.setattr(_gpu._gpu_nodes, "scan", scan_but_process_1)
+    monkeypatch.setattr(_gpu_view, "look", lambda *_folders: _gpu_view.View("host", None))
     lab = Lab(tmp_path, library)
     yield lab
     for child in lab.children:

@@ -15,11 +15,17 @@ import sys
 import time
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _gpu, _service
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _gpu,
+    _gpu_options,
+    _gpu_view,
+    _ownership,
+    _service,
+    _systemd,
+)
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import read
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
-from ansible_collections.gpuops.serving.plugins.modules import gpu_clear
 from gpu_host import FAKES, driver_library, made, verdicts, wait_for
 
 
@@ -38,6 +44,7 @@ def test_idle(lab):
             "pci": "00000000:17:00.0",
             "vendor": "nvidia",
             "name": "NVIDIA L40S",
+            "integrated": False,
             "verdict": "clear",
             "reason": "idle",
             "detail": "3 MiB are in use, 64 are tolerated",
@@ -45,6 +52,8 @@ def test_idle(lab):
             "memory_total": 46068,
             "memory_basis": "used",
             "holders": [],
+            "partitions": [],
+            "disagreements": [],
         }
     ]
 
@@ -194,9 +203,74 @@ def test_an_allowed_holder_is_shown(lab):
     assert [(h.allowed, h.memory) for h in reading.devices[0].holders] == [(True, 300)]
 
 
-def test_partitions_are_not_judged(lab):
-    lab.scenario(device__0__mig=1)
-    assert verdicts(lab.look()) == [("unknown", "partitioned")]
+def test_two_services_on_one_host_are_judged_independently(lab):
+    """Eight devices, four for each: one service's gate does not wait for the other."""
+    lab.scenario(devices=8)
+    for device in range(4, 8):
+        lab.hold("--device", str(device), "--memory", "44000")
+    ours, theirs = [str(n) for n in range(4)], [str(n) for n in range(4, 8)]
+    assert lab.look(gpus=ours).verdict == "clear"
+    assert verdicts(lab.look(gpus=theirs)) == [("busy", "held_by_process")] * 4
+    lab.scenario(devices=8, device__6__error__nvmlDeviceGetHandleByIndex=15)
+    assert lab.look(gpus=ours, expected_gpus=8).verdict == "clear"
+
+
+def test_in_a_container_what_is_not_visible_is_not_called_clear(lab, monkeypatch):
+    """The number that the driver lists may be another process's there, even that of an allowed one."""
+    monkeypatch.setattr(_gpu_view, "look", lambda *_folders: _gpu_view.View("own", "lxc"))
+    reading = lab.look()
+    assert (reading.verdict, reading.container, reading.sees_all_processes) == ("clear", "lxc", False)
+    lab.scenario(device__0__error__nvmlDeviceGetMemoryInfo=3)
+    assert verdicts(lab.look()) == [("unknown", "outside_not_visible")]
+    lab.scenario()
+    child = lab.hold("--memory", "300")
+    reading = lab.look(allowed_holders=[{"name": "sleep"}])
+    assert verdicts(reading) == [("busy", "held_by_process")]
+    [told] = reading.devices[0].disagreements
+    assert told == "the driver lists process %d, which has no device node open" % child.pid
+    lab.end(child)
+    lab.hold("--memory", "300", node="nvidia0")
+    assert lab.look(allowed_holders=[{"name": "sleep"}]).verdict == "clear"
+
+
+def test_without_root_nothing_is_called_clear(lab, monkeypatch):
+    real = _gpu._gpu_nodes.scan
+
+    def scan(*arguments):
+        facts = real(*arguments)
+        facts.hidden += 12
+        return facts
+
+    monkeypatch.setattr(_gpu._gpu_nodes, "scan", scan)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    reading = lab.look()
+    assert verdicts(reading) == [("unknown", "nodes_unreadable")]
+    assert reading.message == (
+        "GPU 0 cannot be judged: the open files of 12 processes or more could not be read; run as root"
+    )
+
+
+def test_two_names_of_one_device_are_refused(lab):
+    with pytest.raises(UsageError, match="names GPU 0 twice"):
+        lab.look(gpus=["0", "GPU-00000000-0000-0000-0000-000000000010"])
+
+
+@pytest.mark.parametrize(("vendor", "name"), [("amd", "AMD"), ("intel", "Intel")])
+def test_a_vendor_that_is_not_here_is_told_before_anything_is_read(lab, monkeypatch, vendor, name):
+    monkeypatch.setattr(_gpu._gpu_nodes, "scan", None)
+    reading = lab.look(vendor=vendor)
+    assert (reading.verdict, reading.reason) == ("error", "no_stack")
+    assert reading.message == "there is no %s GPU on this host and no driver for one" % name
+    assert lab.look(vendor=vendor, allow_no_gpu=True).verdict == "clear"
+
+
+def test_a_name_that_is_no_text_is_told(lab, tmp_path):
+    """Spaces, a parenthesis, a newline, and a byte that is no UTF-8."""
+    program = os.fsencode(str(tmp_path)) + b"/x) (\n\xff z"
+    os.symlink(os.path.realpath("/bin/sleep"), program)
+    lab.hold("--memory", "300", command=(os.fsdecode(program), "60"))
+    holder = lab.look().devices[0].as_dict()["holders"][0]
+    assert holder["name"] == "x) (\\n\\xff z"
 
 
 def test_devices_are_chosen_and_ordered_by_the_caller(lab):
@@ -223,9 +297,9 @@ def test_one_unit_of_several(lab, monkeypatch):
     lab.scenario(devices=2)
     ours, other = lab.hold("--memory", "1000"), lab.hold("--device", "1", "--memory", "2000")
     limits = []
-    monkeypatch.setattr(_gpu._systemd, "show", lambda _unit, limit: limits.append(limit) or State("loaded"))
+    monkeypatch.setattr(_systemd, "show", lambda _unit, limit: limits.append(limit) or State("loaded"))
     monkeypatch.setattr(
-        _gpu._ownership, "of_unit", lambda table, _state, mark_gid: Owned({table.get(ours.pid).ref: ["cgroup"]})
+        _ownership, "of_unit", lambda table, _state, mark_gid: Owned({table.get(ours.pid).ref: ["cgroup"]})
     )
     reading = lab.look(unit="ours.service")
     assert verdicts(reading) == [("busy", "held_by_process"), ("clear", "idle")]
@@ -239,13 +313,13 @@ def test_what_left_the_unit_is_still_its_own_by_the_mark(lab, monkeypatch):
     mark = 987654
     orphan = lab.hold("--memory", "1000", groups=[mark])
     # The test itself is the parent here, and the caller's own line is never owned.
-    monkeypatch.setattr(_gpu._ownership, "own_line", lambda _table: {1, os.getpid()})
-    monkeypatch.setattr(_gpu._systemd, "show", lambda unit, _limit: UnitState(unit, load_state="loaded"))
+    monkeypatch.setattr(_ownership, "own_line", lambda _table: {1, os.getpid()})
+    monkeypatch.setattr(_systemd, "show", lambda unit, _limit: UnitState(unit, load_state="loaded"))
     monkeypatch.setattr(_service, "names", lambda: ["ours"])
     monkeypatch.setattr(_service, "load", lambda _name: {"unit": "ours.service", "mark_gid": mark})
-    words = ("service", "gpus", "expected_gpus", "allowed_holders")
-    numbers = {"allow_no_gpu": False, "memory_tolerance": 64, "timeout": 0, "interval": 1, "confirmations": 2}
-    options = gpu_clear.options_of({**dict.fromkeys(words), **numbers, "unit": "ours.service"})
+    words = ("service", "gpus", "expected_gpus", "allowed_holders", "memory_tolerance")
+    numbers = {"vendor": "auto", "allow_no_gpu": False, "timeout": 0, "interval": 1, "confirmations": 2}
+    options = _gpu_options.of_params({**dict.fromkeys(words), **numbers, "unit": "ours.service"})
     reading = read(options, devices=str(lab.dev), sys=str(lab.sys))
     assert verdicts(reading) == [("busy", "held_by_process")]
     assert [(h.pid, h.foreign) for d in reading.devices for h in d.holders] == [(orphan.pid, False)]
@@ -271,8 +345,8 @@ def test_a_node_in_another_root_is_seen(lab, tmp_path):
 
 
 def test_a_unit_that_does_not_exist_is_not_called_clear(lab, monkeypatch):
-    monkeypatch.setattr(_gpu._systemd, "show", lambda _unit, _limit: State("not-found"))
-    monkeypatch.setattr(_gpu._ownership, "of_unit", lambda _table, _state, mark_gid: Owned({}))
+    monkeypatch.setattr(_systemd, "show", lambda _unit, _limit: State("not-found"))
+    monkeypatch.setattr(_ownership, "of_unit", lambda _table, _state, mark_gid: Owned({}))
     with pytest.raises(UsageError, match=r'the unit "typo.service" is not known'):
         lab.look(unit="typo.service")
 
@@ -306,9 +380,11 @@ def run_module(lab, tmp_path, **options):
     arguments.write_text(json.dumps({"ANSIBLE_MODULE_ARGS": options}))
     module = pathlib.Path(_gpu.__file__).resolve().parents[1] / "modules" / "gpu_clear.py"
     environment = dict(lab.environment, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-    done = subprocess.run(
-        [sys.executable, str(module), str(arguments)], env=environment, capture_output=True, text=True, check=False
+    code = (
+        "import gpu_host, runpy, sys; gpu_host.patch(); sys.argv.pop(0); runpy.run_path(sys.argv[0], None, '__main__')"
     )
+    words = [sys.executable, "-c", code, str(module), str(arguments)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 

@@ -6,14 +6,18 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _agent, _service
+import yaml
+from ansible_collections.gpuops.serving.plugins.module_utils import _agent, _agent_gpu, _gpu_text, _service
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Reading
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu_judge import Options
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Device, Reading
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_device import Holder
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_options import Options
+from ansible_collections.gpuops.serving.plugins.modules import gpu_clear
 
 
 @pytest.fixture
@@ -25,14 +29,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> t.List[t.Tuple[Options, float]]:
         calls.append((options, deadline.seconds))
         return Reading(verdict="busy", reason="held", detail='GPU 0 is held by "python3"')
 
-    monkeypatch.setattr(_agent._gpu, "wait_clear", wait_clear)
-    monkeypatch.setattr(_agent._site, "require", lambda modules: None)
+    monkeypatch.setattr(_agent_gpu._gpu, "wait_clear", wait_clear)
     return calls
 
 
 @pytest.fixture
 def defined(monkeypatch: pytest.MonkeyPatch) -> t.Dict[str, t.Any]:
-    definition: t.Dict[str, t.Any] = {"name": "chat", "gpus": ["1"], "mark_gid": 990}
+    definition: t.Dict[str, t.Any] = {"name": "chat", "gpus": ["1"], "mark_gid": 987654}
     monkeypatch.setattr(_service, "load", lambda name, folder="": definition)
     return definition
 
@@ -50,9 +53,10 @@ def test_all_gpus_are_judged_unless_some_are_named(seen: t.Any) -> None:
 
 
 def test_a_service_brings_its_gpus_and_its_mark(seen: t.Any, defined: t.Any) -> None:
-    _agent.main(["gpu-clear", "--service", "chat", "--memory-tolerance", "100"])
+    _agent.main(["gpu-clear", "--service", "chat", "--memory-tolerance", "100", "--unit", "chat.service"])
     options = seen[0][0]
-    assert (options.gpus, options.mark_gid, options.memory_tolerance) == (["1"], 990, 100)
+    assert (options.gpus, options.unit, options.mark_gid) == (["1"], "chat.service", 987654)
+    assert options.memory_tolerance == 100
 
 
 def test_a_service_without_gpus_is_clear(seen: t.Any, defined: t.Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,15 +75,23 @@ def test_json_is_the_result_of_the_module(seen: t.Any, capsys: pytest.CaptureFix
 def test_an_error_is_one_sentence(
     error: ServingError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(modules: t.Any) -> None:
+    def fail(options: t.Any, deadline: t.Any) -> Reading:
         raise error
 
-    monkeypatch.setattr(_agent._site, "require", fail)
+    monkeypatch.setattr(_agent_gpu._gpu, "wait_clear", fail)
     assert _agent.main(["gpu-clear"]) == code
     assert capsys.readouterr().err == "gpuops: %s\n" % error.message
 
 
-@pytest.mark.parametrize("argv", [[], ["gpu"], ["gpu-clear", "--gpus", ","], ["gpu-clear", "--timeout", "soon"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *([], ["gpu"], ["gpu-clear", "--gpus", ","], ["gpu-clear", "--timeout", "soon"]),
+        *(["gpu-clear", "--vendor", "matrox"], ["gpu-clear", "--allowed-holder", "name"]),
+        *(["gpu-clear", "--allowed-holder", "pid=7"], ["gpu-clear", "--memory-tolerance", "-1"]),
+        *(["gpu-clear", "--gpus", "0,0"], ["gpu-clear", "--confirmations", "0"], ["gpu-clear", "--interval", "nan"]),
+    ],
+)
 def test_wrong_use_has_a_code_of_its_own(argv: t.List[str]) -> None:
     assert _agent.main(argv) == 3
 
@@ -87,3 +99,48 @@ def test_wrong_use_has_a_code_of_its_own(argv: t.List[str]) -> None:
 def test_help_is_no_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert _agent.main(["--help"]) == 0
     assert "gpu-clear" in capsys.readouterr().out
+
+
+def test_the_command_has_the_options_and_defaults_of_the_module(seen: t.Any) -> None:
+    documented = yaml.safe_load(gpu_clear.DOCUMENTATION)["options"]
+    parser = argparse.ArgumentParser()
+    _agent_gpu.add(parser.add_subparsers())
+    arguments = vars(parser.parse_args(["gpu-clear"]))
+    # What fails a task is the command's exit status here.
+    assert set(arguments) - {"run", "json"} == {*documented, "service"} - {"report_only"}
+    for name, option in documented.items():
+        assert name == "report_only" or arguments[name] == option.get("default")
+
+
+def test_every_option_arrives(seen: t.Any) -> None:
+    words = "--vendor amd --expected-gpus 8 --allow-no-gpu --interval 0.5 --confirmations 3"
+    rules = ["--allowed-holder", "name=nvtop,user=alice", "--allowed-holder", "unit=dcgm.service"]
+    _agent.main(["gpu-clear", *words.split(), *rules])
+    assert seen[0][0] == Options(
+        vendor="amd",
+        expected_gpus=8,
+        allow_no_gpu=True,
+        interval=0.5,
+        confirmations=3,
+        allowed_holders=[{"name": "nvtop", "user": "alice"}, {"unit": "dcgm.service"}],
+    )
+
+
+def test_the_table_names_devices_partitions_and_holders() -> None:
+    device = Device(index=0, vendor="nvidia", memory_used=44003, memory_total=46068)
+    device.holders = [Holder(4711, "compute", ["driver", "node"], 44000)]
+    device.disagreements = ["the driver lists process 4711, which is not in the process table here"]
+    device.decide("busy", "held_by_unresolvable", "")
+    split = Device(index=1, vendor="nvidia")
+    part = Device(index=3, vendor="nvidia", memory_used=2, memory_total=9000)
+    split.partitions = [part.decide("clear", "idle", "")]
+    split.decide("clear", "idle", "")
+    assert _gpu_text.lines([device, split]) == [
+        "GPU  VENDOR  VERDICT  USED MiB  TOTAL MiB  REASON",
+        "0    nvidia  busy     44003     46068      held_by_unresolvable",
+        "  process 4711, which is not in the process table here, holds 44000 MiB (compute, by driver and node)",
+        "  the driver lists process 4711, which is not in the process table here",
+        "1    nvidia  clear    unknown   unknown    idle",
+        "1/3  nvidia  clear    2         9000       idle",
+    ]
+    assert _gpu_text.lines([]) == []

@@ -6,12 +6,20 @@
 
 from __future__ import annotations
 
-import inspect
+import pathlib
 import re
 
 import pytest
 import yaml
-from ansible_collections.gpuops.serving.plugins.module_utils import _gpu, _gpu_judge, _gpu_nvidia, _service
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _gpu_device,
+    _gpu_facts,
+    _gpu_nvml_codes,
+    _gpu_options,
+    _gpu_reasons,
+    _gpu_select,
+    _service,
+)
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock, Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Device, Options, Reading, wait_clear
@@ -88,7 +96,7 @@ def test_a_look_that_the_end_cut_short_does_not_replace_a_whole_one():
     assert result.verdict == "error"
 
 
-@pytest.mark.parametrize("reason", ["library_missing", "driver_mismatch", "no_gpu"])
+@pytest.mark.parametrize("reason", sorted(_gpu_reasons.LASTING))
 def test_what_waiting_does_not_change_is_told_at_once(reason):
     result, clock, _ = run(60, "error:" + reason)
     assert (result.verdict, result.readings, clock.now) == ("error", 1, 0.0)
@@ -103,6 +111,16 @@ DEVICES = [
     Device(index=0, vendor="nvidia", verdict="clear", uuid="GPU-a", pci="00000000:17:00.0"),
     Device(index=1, vendor="nvidia", verdict="error"),
 ]
+SPLIT = Device(
+    index=2, vendor="nvidia", uuid="GPU-c", partitions=[Device(index=1, vendor="nvidia", verdict="busy", uuid="MIG-x")]
+)
+CARD = Device(index=0, vendor="intel", verdict="busy", pci="0000:03:00.0")
+GRAPHICS = Device(index=0, vendor="intel", verdict="clear", pci="0000:00:02.0", integrated=True)
+
+
+def pick(text, devices=DEVICES, vendor="auto", spoken_for=()):
+    [found] = _gpu_select.pick([text], devices, vendor, spoken_for)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -110,32 +128,66 @@ DEVICES = [
     [
         ("0", 0, "clear"),
         ("GPU-a", 0, "clear"),
+        ("gpu-A", 0, "clear"),
         ("0000:17:00.0", 0, "clear"),
         ("17:00.0", 0, "clear"),
         ("1", 1, "error"),
         ("7", 7, "error"),
         ("GPU-b", None, "error"),
         ("0000:18:00.0", None, "error"),
-        ("MIG-a", None, "unknown"),
+        ("MIG-x", 1, "busy"),
+        ("MIG-y", None, "error"),
     ],
 )
 def test_pick(text, index, verdict):
-    device = _gpu._pick(text, DEVICES)
+    device = pick(text, [*DEVICES, SPLIT])
     assert (device.index, device.verdict) == (index, verdict)
 
 
 def test_a_device_not_found_may_be_the_silent_one():
-    device = _gpu._pick("GPU-b", DEVICES)
-    assert device.detail == "the driver knows no such device, or it is GPU 1, which does not tell its name"
+    device = pick("GPU-b")
+    assert device.detail == "no driver here knows such a device, or it is GPU 1, which does not tell its name"
     assert device.label == 'GPU "GPU-b"'
 
 
+def test_a_partition_may_be_one_that_is_not_told():
+    blind = Device(index=3, vendor="nvidia").decide("unknown", "partitions_unreadable", "")
+    device = pick("MIG-y", [*DEVICES, blind])
+    assert (device.verdict, device.detail) == ("unknown", "GPU 3 does not tell its partitions")
+
+
+def test_an_index_must_mean_one_device():
+    with pytest.raises(UsageError, match='index "0" may mean a device of intel or nvidia on this host'):
+        pick("0", [*DEVICES, CARD])
+    with pytest.raises(UsageError, match="intel or nvidia"):
+        pick("0", [CARD], spoken_for=["nvidia"])
+    assert pick("0", [CARD], vendor="intel") is CARD
+    assert pick("03:00.0", [*DEVICES, CARD]) is CARD
+
+
+def test_the_graphics_of_a_processor_are_not_meant_beside_real_devices():
+    assert pick("0", [GRAPHICS, *DEVICES]) is DEVICES[0]
+    assert pick("0000:00:02.0", [GRAPHICS, *DEVICES]) is GRAPHICS
+    assert _gpu_select.candidates([GRAPHICS, *DEVICES], "auto") == (DEVICES, [GRAPHICS])
+    assert _gpu_select.candidates([GRAPHICS], "auto") == ([GRAPHICS], [])
+    assert _gpu_select.candidates([GRAPHICS, CARD], "intel") == ([GRAPHICS, CARD], [])
+
+
+def test_two_names_of_one_device_are_refused():
+    with pytest.raises(UsageError, match="names GPU 0 twice: 0, GPU-a"):
+        _gpu_select.pick(["0", "GPU-a"], DEVICES, "auto", ())
+
+
 @pytest.mark.parametrize(
-    "gpus", [[], ["x"], ["0", "0"], ["-1"], ["0,1"], ["all"], ["²"], ["٣"], ["9" * 30], ["0", "00"]]
+    "gpus",
+    [
+        *([], ["x"], ["0", "0"], ["-1"], ["0,1"], ["all"], ["²"], ["٣"], ["9" * 30], ["0", "00"], [""], ["GPU"]),
+        *(["17:00.0", "0000:17:00.0"], ["17:00.9"], ["GPU-a", "GPU-a"]),
+    ],
 )
 def test_a_selector_that_means_nothing_is_refused(gpus):
     with pytest.raises(UsageError):
-        _gpu._check_selectors(gpus)
+        _gpu_select.check(gpus)
 
 
 def test_message():
@@ -144,64 +196,65 @@ def test_message():
     assert Reading(verdict="clear", devices=DEVICES[:1]).message == "GPU 0 is clear"
 
 
-def test_hardware_present(tmp_path):
-    assert not _gpu_nvidia.hardware_present(str(tmp_path))
-    for address, vendor, kind in (("0000:00:1f.0", "0x8086", "0x030000"), ("0000:17:00.1", "0x10de", "0x040300")):
-        folder = tmp_path / "bus/pci/devices" / address
-        folder.mkdir(parents=True)
-        (folder / "vendor").write_text(vendor + "\n")
-        (folder / "class").write_text(kind + "\n")
-    assert not _gpu_nvidia.hardware_present(str(tmp_path))
-    (tmp_path / "bus/pci/devices/0000:17:00.1/class").write_text("0x030200\n")
-    assert _gpu_nvidia.hardware_present(str(tmp_path))
-
-
-@pytest.mark.parametrize(("value", "mib"), [(0, 0), (1, 1), (1 << 20, 1), ((1 << 20) + 1, 2), (2**64 - 1, None)])
-def test_memory_is_rounded_up_and_unknown_is_not_zero(value, mib):
-    assert _gpu_nvidia._mib(value) == mib
-
-
-def test_minor_from_the_kernel_driver(tmp_path):
-    folder = tmp_path / "driver/nvidia/gpus/0000:17:00.0"
-    folder.mkdir(parents=True)
-    (folder / "information").write_text("Model: NVIDIA L40S\nDevice Minor: \t 3\n")
-    assert _gpu._minor_by_driver("00000000:17:00.0", str(tmp_path)) == 3
-    assert _gpu._minor_by_driver("00000000:18:00.0", str(tmp_path)) is None
-
-
-REASONS_OF_A_LOOK = {
-    *("library_missing", "driver_not_loaded", "driver_mismatch", "driver_error", "internal", "timeout", "stuck"),
-    *("no_gpu", "no_stack", "fewer_gpus", "unconfirmed"),
-}
-
-
-def written(*modules):
-    """Every reason that the source of these rooms can answer."""
-    source = "\n".join(inspect.getsource(module) for module in modules)
-    words = re.findall(
-        r'(?:decide\(\s*"(?:busy|unknown|error|clear)", |_sick\(\w+, |_no_answer\(reading, )"(\w+)"', source
+def test_message_of_a_driver_that_is_silent_beside_one_that_is_not():
+    busy = Device(index=0, vendor="amd").decide("busy", "held_by_process", "process 7 holds it")
+    reading = Reading(verdict="busy", devices=[busy])
+    reading.fail("driver_not_loaded", "the NVIDIA kernel driver is not loaded")
+    reading.fail("fewer_gpus", "8 GPUs are expected")
+    assert (reading.verdict, reading.reason) == ("error", "driver_not_loaded")
+    assert reading.message == (
+        "the NVIDIA kernel driver is not loaded; 8 GPUs are expected; GPU 0 is busy: process 7 holds it"
     )
-    words += re.findall(r'reason = (?:"(?:error|unknown)", )?"(\w+)"', source) + re.findall(r'\d+: "(\w+)"', source)
-    words += re.findall(r'^            "(\w+_\w+)",$', source, re.M) + re.findall(r'"(unconfirmed|fewer_gpus)"', source)
-    return {*words, "driver_error"}
 
 
 def documented(field):
     return set(re.findall(r"(?<!For )V\(([a-z_]+)\)", str(field["description"])))
 
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+VERDICTS = {"clear", "busy", "unknown", "error"}
+
+
+def test_every_return_code_has_a_word():
+    words = {word for word, _sentence, _remedy in _gpu_nvml_codes.CODES.values()}
+    assert words <= set(_gpu_reasons.DEVICE) and words <= set(_gpu_reasons.READING)
+
+
 def test_every_reason_is_documented():
     returned = yaml.safe_load(gpu_clear.RETURN)
-    assert documented(returned["reason"]) == REASONS_OF_A_LOOK
-    of_devices = documented(returned["gpus"]["contains"]["reason"]) - {"clear", "busy", "unknown", "error"}
-    assert set(_gpu_nvidia.CODES.values()) <= of_devices
-    assert of_devices | REASONS_OF_A_LOOK >= written(_gpu, _gpu_judge, _gpu_nvidia)
+    assert documented(returned["reason"]) == set(_gpu_reasons.READING)
+    of_devices = returned["gpus"]["contains"]
+    assert documented(of_devices["reason"]) - VERDICTS == set(_gpu_reasons.DEVICE)
+    assert documented(of_devices["memory_basis"]) == set(_gpu_facts.BASES)
+    assert documented(of_devices["holders"]["contains"]["source"]) == set(_gpu_facts.SOURCES)
+    for field in (returned["reason"], of_devices["reason"]):
+        assert documented(field) <= {*VERDICTS, *_gpu_reasons.DEVICE, *_gpu_reasons.READING}
+
+
+def test_the_page_on_clear_gpus_has_every_word_with_its_verdict():
+    page = (ROOT / "docs/when-is-a-gpu-clear.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.M))
+    words = {**_gpu_reasons.DEVICE, **_gpu_reasons.READING}
+    assert rows == {(word, verdict) for word, (verdict, _meaning) in words.items()}
+    for word in (*_gpu_facts.BASES, *_gpu_facts.SOURCES, *(rule["name"] for rule in _gpu_device.DEFAULT_ALLOWED)):
+        assert "`%s`" % word in page
+    for vendor, mib in _gpu_options.TOLERANCE.items():
+        assert re.search(r"\| %s \|.* %d MiB" % (vendor.capitalize(), mib), page, re.I)
+
+
+def test_documented_defaults_are_those_of_the_library():
+    options = yaml.safe_load(gpu_clear.DOCUMENTATION)["options"]
+    library = Options()
+    for name in ("allow_no_gpu", "vendor", "interval", "confirmations"):
+        assert options[name]["default"] == getattr(library, name)
+    assert options["vendor"]["choices"] == ["auto", *_gpu_options.VENDORS]
+    assert "64 for NVIDIA, and 512 for AMD and Intel" in str(options["memory_tolerance"]["description"])
 
 
 DEFAULTS = {
-    **dict.fromkeys(("service", "unit", "gpus", "expected_gpus", "allowed_holders")),
+    **dict.fromkeys(("service", "unit", "gpus", "expected_gpus", "allowed_holders", "memory_tolerance")),
+    "vendor": "auto",
     "allow_no_gpu": False,
-    "memory_tolerance": 64,
     "timeout": 0,
     "interval": 1,
     "confirmations": 2,
@@ -211,10 +264,10 @@ DEFAULTS = {
 def test_the_mark_of_a_unit_needs_no_service(monkeypatch):
     monkeypatch.setattr(_service, "names", lambda: ["qwen"])
     monkeypatch.setattr(_service, "load", lambda _name: {"unit": "gpuops-qwen.service", "mark_gid": 987654})
-    assert gpu_clear.options_of(dict(DEFAULTS, unit="gpuops-qwen.service")).mark_gid == 987654
-    assert gpu_clear.options_of(dict(DEFAULTS, unit="gpuops-qwen")).mark_gid == 987654
-    assert gpu_clear.options_of(dict(DEFAULTS, unit="other.service")).mark_gid is None
-    assert gpu_clear.options_of(DEFAULTS).mark_gid is None
+    assert _gpu_options.of_params(dict(DEFAULTS, unit="gpuops-qwen.service")).mark_gid == 987654
+    assert _gpu_options.of_params(dict(DEFAULTS, unit="gpuops-qwen")).mark_gid == 987654
+    assert _gpu_options.of_params(dict(DEFAULTS, unit="other.service")).mark_gid is None
+    assert _gpu_options.of_params(DEFAULTS).mark_gid is None
 
 
 @pytest.mark.parametrize(
@@ -226,4 +279,15 @@ def test_the_mark_of_a_unit_needs_no_service(monkeypatch):
 )
 def test_limits_that_are_none(wrong):
     with pytest.raises(UsageError, match='"%s" must be' % next(iter(wrong))):
-        gpu_clear.options_of(dict(DEFAULTS, **wrong))
+        _gpu_options.of_params(dict(DEFAULTS, **wrong))
+
+
+@pytest.mark.parametrize("rule", [{}, {"name": None, "user": None, "unit": None}, {"name": ""}])
+def test_a_rule_that_would_fit_nobody_is_refused(rule):
+    with pytest.raises(UsageError, match='a rule of "allowed_holders" is empty'):
+        _gpu_options.of_params(dict(DEFAULTS, allowed_holders=[{"user": "root"}, rule]))
+
+
+def test_devices_that_make_no_sense_are_refused_before_anything_is_read():
+    with pytest.raises(UsageError, match="names one twice"):
+        _gpu_options.of_params(dict(DEFAULTS, gpus=["0", "0"]))

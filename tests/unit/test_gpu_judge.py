@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import pytest
 import yaml
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu_judge import (
+from ansible_collections.gpuops.serving.plugins.module_utils import _gpu_reasons
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_device import (
     DEFAULT_ALLOWED,
     DEFAULT_MOST,
+    Device,
     Identity,
-    Options,
-    allowed,
-    judge,
 )
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_judge import allowed, judge
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_nodes import NodeFacts
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_options import Options
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_view import View
 from ansible_collections.gpuops.serving.plugins.modules import gpu_clear
 
 ENGINE = Identity(1764439200.25, "sglang::schedul", "sglang", "sglang.service", None, "S", True)
@@ -25,24 +27,28 @@ STRANGER = Identity(1764439000.0, "python3", "alice", "session-3.scope", None, "
 PEOPLE = {10: ENGINE, 20: DAEMON, 30: STRANGER}
 
 
-def listed(pid, memory, kind="compute"):
-    return {"pid": pid, "memory": memory, "kind": kind}
+HOST, INSIDE = View("host", None), View("own", "docker")
 
 
-def look(used=3, processes=(), nodes=(), hidden=0, minor=0, error="", options=None, **more):
+def listed(pid, memory, kind="compute", source="driver"):
+    return {"pid": pid, "memory": memory, "kind": kind, "source": source}
+
+
+def look(used=3, processes=(), nodes=(), hidden=0, error="", options=None, view=HOST, vendor="nvidia", **more):
     facts = {
         "index": 0,
         "reason": "",
         "detail": "",
+        "nodes": [] if nodes is None else ["nvidia0"],
         "memory_used": used,
         "memory_total": 46068,
         "memory_basis": "used" if used is not None else "not_available",
         "processes": list(processes),
-        "unreadable": {},
+        "lists": "complete",
         **more,
     }
-    node_facts = NodeFacts({0: list(nodes)}, hidden, error)
-    return judge("nvidia", facts, node_facts, minor, PEOPLE.get, options or Options())
+    held = nodes if isinstance(nodes, dict) else {"nvidia0": list(nodes or ())}
+    return judge(vendor, facts, NodeFacts(held, hidden=hidden, error=error), view, PEOPLE.get, options or Options())
 
 
 @pytest.mark.parametrize(
@@ -66,11 +72,12 @@ def look(used=3, processes=(), nodes=(), hidden=0, minor=0, error="", options=No
         ({"used": None}, "clear", "judged_by_holders"),
         ({"used": None, "processes": [listed(10, None)]}, "busy", "held_by_process"),
         ({"used": None, "hidden": 3}, "unknown", "nodes_unreadable"),
-        ({"used": None, "minor": None}, "unknown", "nodes_unreadable"),
-        ({"used": None, "unreadable": {"compute": 3}}, "unknown", "processes_unreadable"),
-        ({"used": None, "unreadable": {"mps": 13, "graphics": 3}}, "clear", "judged_by_holders"),
-        # partitioned devices are not judged yet, and so never clear
-        ({"mig": True}, "unknown", "partitioned"),
+        ({"used": None, "nodes": None}, "unknown", "nodes_unreadable"),
+        ({"used": None, "lists": "absent"}, "unknown", "processes_unreadable"),
+        # partitions that nobody tells of may be held
+        ({"partitioned": True}, "unknown", "partitions_unreadable"),
+        ({"partitioned": True, "processes": [listed(10, 5)]}, "busy", "held_by_process"),
+        ({"partitioned": True, "partitions": []}, "clear", "idle"),
         # the device does not answer
         ({"reason": "gpu_lost", "detail": "the driver answers: GPU is lost (code 15)"}, "error", "gpu_lost"),
         # allowed holders are no obstacle, whatever else is
@@ -88,16 +95,19 @@ def look(used=3, processes=(), nodes=(), hidden=0, minor=0, error="", options=No
         ({"processes": [listed(20, None)], "used": 44000}, "unknown", "memory_unattributed"),
         ({"nodes": [20], "used": 44000}, "busy", "held_by_unresolvable"),
         # process lists that may not be read
-        ({"unreadable": {"compute": 4}}, "unknown", "processes_unreadable"),
-        ({"unreadable": {"mps": 4}}, "unknown", "processes_unreadable"),
-        ({"unreadable": {"mps": 13}}, "clear", "idle"),
-        ({"unreadable": {"compute": 3}}, "clear", "idle"),
-        ({"unreadable": {"compute": 3}, "nodes": [10]}, "unknown", "processes_unreadable"),
-        ({"unreadable": {"compute": 3}, "hidden": 1}, "unknown", "processes_unreadable"),
+        ({"lists": "denied"}, "unknown", "processes_unreadable"),
+        ({"lists": "absent"}, "clear", "idle"),
+        ({"lists": "absent", "nodes": [10]}, "unknown", "processes_unreadable"),
+        ({"lists": "absent", "nodes": [20]}, "clear", "idle"),
         # the second source is missing altogether
-        ({"minor": None}, "unknown", "nodes_unreadable"),
+        ({"nodes": None}, "unknown", "nodes_unreadable"),
         ({"error": "/proc cannot be listed: Permission denied"}, "unknown", "nodes_unreadable"),
-        ({"hidden": 5}, "clear", "idle"),
+        # what could not be seen may be a holder, whatever else is clear
+        ({"hidden": 5}, "unknown", "nodes_unreadable"),
+        ({"hidden": 5, "used": 44003}, "busy", "held_by_unresolvable"),
+        # a sum of visible processes is no measurement of the device, and still one of them
+        ({"used": 0, "memory_basis": "clients"}, "clear", "idle"),
+        ({"used": 100, "memory_basis": "clients", "processes": [listed(10, 100)]}, "busy", "held_by_process"),
     ],
 )
 def test_verdict(given, verdict, reason):
@@ -182,3 +192,168 @@ def test_who_holds_more_than_a_name_excuses_is_named():
     assert "at most %d MiB" % DEFAULT_MOST in " ".join(allowed_holders["description"])
     for rule in DEFAULT_ALLOWED:
         assert "C(%s)" % rule["name"] in " ".join(allowed_holders["description"])
+
+
+def test_memory_is_tolerated_by_vendor_unless_the_caller_says():
+    found = {vendor: look(used=300, vendor=vendor).verdict for vendor in ("nvidia", "amd", "intel")}
+    assert found == {"nvidia": "busy", "amd": "clear", "intel": "clear"}
+    assert look(used=300, options=Options(memory_tolerance=300)).verdict == "clear"
+    assert look(used=300, vendor="amd", options=Options(memory_tolerance=0)).verdict == "busy"
+
+
+def test_what_each_source_says_is_told():
+    """One entry for each source: the process is taken if either shows it, with the larger memory."""
+    processes = [listed(10, 100, source="kfd"), listed(10, 120, source="fdinfo"), listed(30, 5, source="kfd")]
+    device = look(used=300, vendor="amd", processes=processes, nodes=[10], remarks=["the two disagree"])
+    assert [(h.pid, h.source, h.memory) for h in device.holders] == [
+        (10, ["kfd", "fdinfo", "node"], 120),
+        (30, ["kfd"], 5),
+    ]
+    assert device.disagreements == ["the two disagree", "the driver lists process 30, which has no device node open"]
+    assert device.verdict == "busy"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"processes": [listed(10, 40)], "nodes": [10]}, []),
+        ({"processes": [listed(10, 40)]}, ["the driver lists process 10, which has no device node open"]),
+        # not known whether it has one
+        ({"processes": [listed(10, 40)], "hidden": 1}, []),
+        ({"processes": [listed(99, 40)]}, ["the driver lists process 99, which is not in the process table here"]),
+        # an open node alone proves little
+        ({"nodes": [10]}, []),
+        (
+            {"nodes": [10], "used": 400},
+            ["process 10 has the device node open while memory is in use, and is not listed"],
+        ),
+        ({"nodes": [20], "used": 400}, []),
+    ],
+)
+def test_sources_that_contradict_each_other(given, told):
+    assert look(**given).disagreements == told
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "reason"),
+    [
+        # memory is the device's own, whoever can be seen
+        ({}, "clear", "idle"),
+        ({"used": 44003}, "busy", "held_by_unresolvable"),
+        ({"processes": [listed(99, 40)]}, "busy", "held_by_unresolvable"),
+        # without it, a holder outside would not be seen
+        ({"used": None}, "unknown", "outside_not_visible"),
+        ({"used": 0, "memory_basis": "clients"}, "unknown", "outside_not_visible"),
+        # a number that only the driver knows may be another process's, outside
+        ({"processes": [listed(20, 30)]}, "busy", "held_by_process"),
+        ({"processes": [listed(20, 30, source="kfd")]}, "busy", "held_by_unresolvable"),
+        ({"processes": [listed(20, 30)], "nodes": [20]}, "clear", "idle"),
+        ({"processes": [listed(20, 30, source="fdinfo")]}, "clear", "idle"),
+    ],
+)
+def test_inside_a_container(given, verdict, reason):
+    device = look(view=INSIDE, **given)
+    assert (device.verdict, device.reason) == (verdict, reason)
+    if reason in ("held_by_unresolvable", "outside_not_visible"):
+        assert device.detail.endswith(INSIDE.sentence)
+
+
+def test_nobody_is_taken_for_a_stranger_by_a_number_from_outside():
+    options = Options(unit="sglang.service")
+    given = {"used": 44003, "processes": [listed(30, 44000)], "options": options}
+    assert look(**given).verdict == "clear"
+    assert look(view=INSIDE, **given).verdict == "busy"
+    assert look(view=INSIDE, nodes=[30], **given).verdict == "clear"
+    assert look(view=View("unknown", None), **given).verdict == "busy"
+
+
+def part(index, used=3, **more):
+    return {
+        "index": index,
+        "uuid": "MIG-%d" % index,
+        "nodes": ["nvidia-cap%d" % (20 + index)],
+        "memory_used": used,
+        "memory_total": 20096,
+        "memory_basis": "used",
+        "processes": [],
+        "lists": "complete",
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("partitions", "given", "verdict", "reason"),
+    [
+        ([part(0), part(1)], {}, "clear", "idle"),
+        ([part(0), part(1, 9000, processes=[listed(10, 8990)])], {}, "busy", "held_by_process"),
+        ([part(0), part(1, 9000)], {}, "busy", "held_by_unresolvable"),
+        ([part(0), part(1, 9000)], {"nodes": {"nvidia-cap21": [10]}}, "busy", "node_held_memory_in_use"),
+        # another partition's node is no holder of this one
+        ([part(0), part(1, 9000)], {"nodes": {"nvidia-cap20": [10]}}, "busy", "held_by_unresolvable"),
+        # the whole device's node stands in where a partition's own is not known
+        ([part(0, None, nodes=[])], {"nodes": [10]}, "busy", "node_held_memory_unreadable"),
+        ([part(0), part(1, lists="denied")], {}, "unknown", "processes_unreadable"),
+        ([part(0), part(1, reason="gpu_lost", detail="lost")], {}, "error", "gpu_lost"),
+        ([part(0, 9000), part(1, reason="gpu_lost", detail="lost")], {}, "error", "gpu_lost"),
+        # the device itself: its lists may not be read, which is usual, and its partitions answer for it
+        ([part(0)], {"lists": "denied"}, "clear", "idle"),
+        ([part(0)], {"used": None, "lists": "denied"}, "clear", "idle"),
+        # held outside of the partitions
+        ([part(0)], {"used": 5000}, "busy", "held_by_unresolvable"),
+        ([part(0, 4000, processes=[listed(20, 400)])], {"used": 4000}, "busy", "held_by_unresolvable"),
+        ([part(0)], {"processes": [listed(10, 100, "graphics")], "used": 103}, "busy", "held_by_process"),
+        ([part(0)], {"error": "/proc cannot be listed"}, "unknown", "nodes_unreadable"),
+    ],
+)
+def test_a_partitioned_device_is_as_bad_as_its_worst_partition(partitions, given, verdict, reason):
+    device = look(
+        used=given.pop("used", sum(p["memory_used"] or 0 for p in partitions)),
+        partitioned=True,
+        partitions=partitions,
+        **given,
+    )
+    assert (device.verdict, device.reason) == (verdict, reason)
+    assert device.detail
+    assert [p.uuid for p in device.partitions] == [p["uuid"] for p in partitions]
+
+
+def test_compute_instances_share_the_memory_of_their_gpu_instance():
+    """Memory is counted once, and what a process on one of them holds is no riddle on the other."""
+    shared = {"gi": 1, "nodes": ["nvidia-cap21"], "used": 9000}
+    pair = [part(0, ci=0, **shared), part(1, ci=1, processes=[listed(10, 8990)], **shared)]
+    held = {"nvidia-cap21": [10]}
+    device = look(used=9000, partitioned=True, partitions=pair, nodes=held)
+    assert [(p.verdict, [h.pid for h in p.holders]) for p in device.partitions] == [("clear", []), ("busy", [10])]
+    device = look(used=14000, partitioned=True, partitions=pair, nodes=held)
+    assert device.detail.startswith("5000 MiB are in use by no visible process; partition 1 of GPU 0: process 10 ")
+    quiet = [part(0, ci=0, **shared), part(1, ci=1, **shared)]
+    device = look(used=9000, partitioned=True, partitions=quiet)
+    assert [p.reason for p in device.partitions] == ["held_by_unresolvable"] * 2
+    idle = [part(0, gi=1, ci=0), part(1, gi=1, ci=1), part(2, gi=2, ci=0)]
+    assert look(used=6, partitioned=True, partitions=idle).verdict == "clear"
+    device = look(used=5000, partitioned=True, partitions=idle)
+    assert (device.verdict, device.detail) == ("busy", "4994 MiB are in use by no visible process")
+    untold = [part(0, ci=0, **shared), part(1, ci=1, processes=[listed(20, None)], **shared)]
+    device = look(used=9000, partitioned=True, partitions=untold)
+    assert [p.reason for p in device.partitions] == ["idle", "memory_unattributed"]
+    assert device.verdict == "unknown"
+
+
+def test_a_holder_of_a_partition_is_told_there_and_only_there():
+    device = look(
+        used=8000,
+        partitioned=True,
+        partitions=[part(0, 8000, processes=[listed(10, 7990)])],
+        processes=[listed(10, 7990)],
+        nodes={"nvidia0": [10, 30], "nvidia-cap20": [10]},
+    )
+    assert [(h.pid, h.source) for h in device.partitions[0].holders] == [(10, ["driver", "node"])]
+    assert [(h.pid, h.kind) for h in device.holders] == [(30, "node")]
+    assert device.memory_used == 8000
+    assert device.detail.startswith('partition 0 of GPU 0: process 10 "sglang::schedul"')
+
+
+def test_a_reason_stands_for_one_verdict():
+    with pytest.raises(ValueError, match='"idle" does not stand for "busy"'):
+        Device(index=0, vendor="nvidia").decide("busy", "idle", "")
+    assert {verdict for verdict, _meaning in _gpu_reasons.DEVICE.values()} == {"clear", "busy", "unknown", "error"}
