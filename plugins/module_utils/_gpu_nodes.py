@@ -6,16 +6,18 @@
 
 No node is opened, so a sick device cannot block this. Two other things can: an open file of a network that is down,
 when it is stated; and the mappings of a process that is stuck in a driver, since reading them takes its memory lock.
-So all of it runs in a bounded child that marks where it is. What it hangs on counts as not seen, and a further child
-goes on behind it. All file tables come before all mappings, so that a lock which is held costs no open node.
+So all of it runs in bounded children, one for the file tables and one for the mappings, and each marks where it is.
+What one hangs on counts as not seen, and the next goes on behind it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import re
+import signal
 import struct
 import time
 import typing as t
@@ -31,15 +33,14 @@ NVIDIA = re.compile(r"nvidia[0-9]+\Z")
 AMD = re.compile(r"kfd\Z")
 DRM = re.compile(r"(?:renderD|card)[0-9]+\Z")
 FOLDERS = ("", "dri/", "nvidia-caps/")  # where nodes lie in /dev
-KINDS = ("fd", "maps")
+KINDS = ("fd", "maps")  # what is read of each process
 
 KEY = "nodes"
 LIMIT = 10.0  # seconds for one look at all processes
-SLICE = 1.0  # seconds for one child; what it hangs on for half of them is left out
+SLICE = 1.0  # seconds for a pair of children; what one hangs on for half of them is left out
+END_WAIT = 0.5  # seconds for the end of a child that was killed
 TELL = 0.1  # seconds between the reports of a child: what it has told need not be read again
 BATCH = 512  # tables in one report
-
-Work = t.Tuple[str, int]  # one of KINDS, pid
 
 
 @dataclass
@@ -57,19 +58,19 @@ class NodeFacts:
 
 
 class _Mark:
-    """Where a child is, and since when: in memory that it shares with its parent, for it may never answer."""
+    """Where a child is, since when, and its pid: in memory that it shares with its parent, for it may never answer."""
 
-    FORM = struct.Struct("qd")
+    FORM = struct.Struct("qdq")
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, self.FORM.size)
 
-    def set(self, place: int, now: float) -> None:
-        self.FORM.pack_into(self._memory, 0, place, now)
+    def set(self, place: int, now: float, pid: int) -> None:
+        self.FORM.pack_into(self._memory, 0, place, now, pid)
 
-    def get(self) -> t.Tuple[int, float]:
-        place, since = self.FORM.unpack_from(self._memory, 0)
-        return place, since
+    def get(self) -> t.Tuple[int, float, int]:
+        place, since, pid = self.FORM.unpack_from(self._memory, 0)
+        return place, since, pid
 
 
 class _Scan:
@@ -77,50 +78,80 @@ class _Scan:
 
     def __init__(self, names: Names, proc: str, pids: t.Sequence[int]) -> None:
         self.names, self.proc = names, proc
-        every = [(kind, pid) for kind in KINDS for pid in pids]
-        self.hung = _stuck_on().intersection(every)
-        self.todo = [work for work in every if work not in self.hung]
-        self.mark = _Mark()
+        self.hung = _stuck_on().intersection((kind, pid) for kind in KINDS for pid in pids)
+        self.todo = {kind: [pid for pid in pids if (kind, pid) not in self.hung] for kind in KINDS}
+        self.marks = {kind: _Mark() for kind in KINDS}
         self.holders: t.Dict[str, t.Set[int]] = {}
         self.files: t.List[t.Tuple[int, int, str]] = []
         self.hidden = {pid for _kind, pid in self.hung}
 
+    @property
+    def left(self) -> t.Set[int]:
+        """The processes of which something is still to be read."""
+        return set().union(*self.todo.values())
+
     def step(self, limit: float, patience: float) -> str:
-        """Let one child read what it can; say why nobody can go on, if so."""
-        self.mark.set(-1, time.monotonic())
+        """Let a pair of children read what they can; say why nobody can go on, if so."""
+        for mark in self.marks.values():
+            mark.set(-1, time.monotonic(), 0)
         outcome = _bounded.run(self._read, limit)
-        place, since = self.mark.get()
-        done = 0
+        now, done = time.monotonic(), dict.fromkeys(KINDS, 0)
         for part in outcome.partial:
-            done = part["done"]
+            done[part["kind"]] = part["done"]
             self.hidden.update(part["hidden"])
             self.files.extend((pid, number, name) for pid, number, name in part["files"])
             for pid, name in part["holders"]:
                 self.holders.setdefault(name, set()).add(pid)
-        subject = KEY
-        if not outcome.ok and place >= done and time.monotonic() - since >= patience:
-            work = self.todo.pop(place)
-            self.hung.add(work)
-            self.hidden.add(work[1])
-            subject = _key(work)
-        if outcome.left_behind:
-            _bounded.remember(subject, outcome.pid)
-        del self.todo[:done]
+        for kind in KINDS:
+            place, since, child = self.marks[kind].get()
+            if not outcome.ok and place >= done[kind] and now - since >= patience:
+                self._leave_out(kind, self.todo[kind].pop(place), child)
+            del self.todo[kind][: done[kind]]
+        if outcome.ok and outcome.left_behind:
+            _bounded.remember(KEY, outcome.pid)
         return outcome.error if outcome.status == "error" else ""
 
+    def _leave_out(self, kind: str, pid: int, child: int) -> None:
+        self.hung.add((kind, pid))
+        self.hidden.add(pid)
+        end = time.monotonic() + END_WAIT
+        while not is_gone("/proc/%d" % child):
+            if time.monotonic() >= end:
+                _bounded.remember(_key(kind, pid), child)
+                break
+            time.sleep(0.005)
+
     def _read(self, report: _bounded.Report) -> None:
-        """Runs in the child."""
+        """Runs in the child. One of its own, in the same process group, reads the mappings and tells it."""
+        first, second = KINDS
+        if not (self.todo[first] and self.todo[second]):
+            self._look(first if self.todo[first] else second, report)
+            return
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            _child(lambda tell: self._look(second, tell), writer)
+        os.close(writer)
+        self._look(first, report)
+        with open(reader, "rb") as lines:
+            for line in lines:
+                part = json.loads(line)
+                if "error" in part:
+                    raise RuntimeError(part["error"])
+                report(part)
+
+    def _look(self, kind: str, report: _bounded.Report) -> None:
         told, done = time.monotonic(), 0
+        todo, mark, own = self.todo[kind], self.marks[kind], os.getpid()
         holders: t.List[t.Tuple[int, str]] = []
         files: t.List[t.Tuple[int, int, str]] = []
         hidden: t.List[int] = []
-        for place, (kind, pid) in enumerate(self.todo):
+        for place, pid in enumerate(todo):
             now = time.monotonic()
-            if place - done >= BATCH or now - told >= TELL or kind != self.todo[done][0]:
+            if place - done >= BATCH or now - told >= TELL:
                 told, done = now, place
-                report({"done": done, "holders": holders, "files": files, "hidden": hidden})
+                report({"kind": kind, "done": done, "holders": holders, "files": files, "hidden": hidden})
                 holders, files, hidden = [], [], []
-            self.mark.set(place, now)
+            mark.set(place, now, own)
             process = "%s/%d" % (self.proc, pid)
             found: t.List[t.Tuple[int, str]] = []
             try:
@@ -135,7 +166,26 @@ class _Scan:
                 holders.append((pid, name))
                 if DRM.match(name):
                     files.append((pid, number, name))
-        report({"done": len(self.todo), "holders": holders, "files": files, "hidden": hidden})
+        # What the second child has told may yet wait in its pipe when the first one hangs.
+        mark.set(-1, time.monotonic(), own)
+        report({"kind": kind, "done": len(todo), "holders": holders, "files": files, "hidden": hidden})
+
+
+def _child(look: t.Callable[[_bounded.Report], None], writer: int) -> None:
+    """What the second child does; its parent hears of what goes wrong."""
+
+    def tell(part: t.Dict[str, t.Any]) -> None:
+        data = json.dumps(part).encode() + b"\n"
+        while data:
+            data = data[os.write(writer, data) :]
+
+    try:
+        try:
+            look(tell)
+        except Exception as error:
+            tell({"error": "%s: %s" % (type(error).__name__, error)})
+    finally:
+        os.kill(os.getpid(), signal.SIGKILL)  # nothing of its copy of the parent is to run any more
 
 
 def any_node(names: t.Pattern[str], folder: str = "/dev") -> bool:
@@ -161,11 +211,11 @@ def scan(folder: str = "/dev", proc: str = "/proc", limit: float = LIMIT) -> Nod
     look = _Scan(Names(folder, proc), proc, pids)
     allowed = min(SLICE, limit / 3)
     why = ""
-    while look.todo and not why:
+    while look.left and not why:
         why = look.step(min(allowed, deadline.remaining), allowed / 2)
-        if look.todo and deadline.expired:
+        if look.left and deadline.expired:
             why = why or "no answer within %g s" % limit
-    look.hidden.update(pid for _kind, pid in look.todo)
+    look.hidden.update(look.left)
     return NodeFacts(
         holders={name: sorted(look.holders[name]) for name in sorted(look.holders)},
         files=sorted(look.files),
@@ -179,12 +229,12 @@ def _unreadable(why: str) -> str:
     return "the open files of all processes cannot be read: %s" % why
 
 
-def _key(work: Work) -> str:
-    return "%s-%s-%d" % ((KEY, *work))
+def _key(kind: str, pid: int) -> str:
+    return "%s-%s-%d" % (KEY, kind, pid)
 
 
-def _stuck_on() -> t.Set[Work]:
-    """What children of earlier looks still hang on."""
+def _stuck_on() -> t.Set[t.Tuple[str, int]]:
+    """What children of earlier looks still hang on: one of KINDS, and the process."""
     found = set()
     with contextlib.suppress(OSError):
         for entry in os.listdir(_bounded.STUCK_FOLDER):

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu_nodes, _gpu_tables
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_nodes import AMD, DRM, NVIDIA, any_node, scan
+from proc_tables import MAP, Proc
 
 REAL_STAT = os.stat
-MAP = "7f0000000000-7f0000001000 %s 00000000 00:05 %d %s\n"
 
 
 @pytest.fixture(autouse=True)
@@ -26,24 +25,7 @@ def stuck_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def proc(tmp_path):
-    def add(pid, *targets, thread=None, maps="", mapped=None):
-        folder = tmp_path / str(pid)
-        (folder / "task" / str(pid) / "fd").mkdir(parents=True, exist_ok=True)
-        (folder / "fd").mkdir(exist_ok=True)
-        if thread is not None:
-            folder = folder / "task" / str(thread)
-            (folder / "fd").mkdir(parents=True)
-        (tmp_path / str(pid) / "stat").write_text("%d (x) S 1%s" % (pid, " 0" * 30))
-        for number, target in enumerate(targets):
-            (folder / "fd" / str(number)).symlink_to(target)
-        (folder / "maps").write_text(maps)
-        for name, target in (mapped or {}).items():
-            (folder / "map_files").mkdir(exist_ok=True)
-            (folder / "map_files" / name).symlink_to(target)
-
-    add.root = str(tmp_path)
-    add(1)
-    return add
+    return Proc(tmp_path)
 
 
 @pytest.fixture
@@ -180,7 +162,7 @@ def test_a_mapped_node_anywhere_is_known_by_its_number(proc, numbers):
     proc(10, maps=line, mapped={"400000-401000": "/srv/gpu"})
     proc(20, maps=line)  # the same file: what is known of it holds for all processes
     proc(30, maps=other, mapped={"500000-501000": "/srv/gpu"})
-    numbers({"map_files/400000-401000": (195, 5), "map_files/500000-501000": (195, 255)})
+    numbers({"10/map_files/400000-401000": (195, 5), "map_files/500000-501000": (195, 255)})
     assert scan(proc=proc.root).holders == {"nvidia5": [10, 20]}
 
 
@@ -273,100 +255,6 @@ def test_a_process_table_that_hides_others_says_so(proc, monkeypatch, options, u
         handle.write(lines % (proc.root, options))
     monkeypatch.setattr(_gpu_nodes.os, "geteuid", lambda: uid)
     assert scan(proc=proc.root).hidden == hidden
-
-
-def hang(monkeypatch, *parts):
-    """Opening a table of these hangs, as a lock does that is never let go."""
-    real = os.open
-
-    def wait(path, *more, **named):
-        if str(path).endswith(parts):
-            time.sleep(60)
-        return real(path, *more, **named)
-
-    monkeypatch.setattr(_gpu_tables.os, "open", wait)
-
-
-@pytest.mark.parametrize(
-    ("tables", "holders", "hung"),
-    [
-        (["/10/fd"], {"nvidia0": [20, 30], "nvidia1": [10, 20, 30]}, [10]),
-        (["/10/maps"], {"nvidia0": [10, 20, 30], "nvidia1": [20, 30]}, [10]),
-        (["/10/maps", "/20/maps"], {"nvidia0": [10, 20, 30], "nvidia1": [30]}, [10, 20]),
-        (["/10/fd", "/10/maps", "/30/fd"], {"nvidia0": [20], "nvidia1": [20, 30]}, [10, 30]),
-    ],
-)
-def test_what_hangs_is_left_out_and_named_and_the_rest_is_read(proc, monkeypatch, tables, holders, hung):
-    for pid in (10, 20, 30):
-        proc(pid, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
-    hang(monkeypatch, *tables)
-    monkeypatch.setattr(_gpu_nodes, "SLICE", 0.2)
-    began = time.monotonic()
-    facts = scan(proc=proc.root, limit=5)
-    assert (facts.holders, facts.hung, facts.hidden, facts.error) == (holders, hung, len(hung), "")
-    assert time.monotonic() - began < 3
-
-
-def test_when_the_time_is_over_what_was_read_is_told_and_the_rest_is_hidden(proc, monkeypatch):
-    for pid in range(10, 20):
-        proc(pid, "/dev/nvidia0")
-    hang(monkeypatch, "/maps")
-    facts = scan(proc=proc.root, limit=0.5)
-    assert facts.holders == {"nvidia0": list(range(10, 20))}
-    assert facts.hidden == 11  # all of them, and process 1
-    assert facts.error == "the open files of all processes cannot be read: no answer within 0.5 s"
-
-
-def test_a_slow_look_goes_on_where_it_was(proc, monkeypatch):
-    """Slow is not stuck: nothing is left out, and what was told is not read again."""
-    for pid in range(10, 50):
-        proc(pid, "/dev/nvidia0")
-    read, log = _gpu_nodes.open_nodes, proc.root + "/log"
-
-    def slow(process, *more):
-        time.sleep(0.01)
-        with open(log, "a") as handle:
-            handle.write(process + "\n")
-        read(process, *more)
-
-    monkeypatch.setattr(_gpu_nodes, "open_nodes", slow)
-    monkeypatch.setattr(_gpu_nodes, "SLICE", 0.2)
-    monkeypatch.setattr(_gpu_nodes, "TELL", 0.03)
-    facts = scan(proc=proc.root)
-    assert (facts.holders, facts.hidden, facts.error) == ({"nvidia0": list(range(10, 50))}, 0, "")
-    with open(log) as handle:
-        assert len(handle.readlines()) < 41 + 20
-
-
-def test_a_child_that_cannot_be_ended_is_not_followed_by_another(proc, monkeypatch):
-    proc(10, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
-    proc(20, maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
-    with monkeypatch.context() as patched:
-        hang(patched, "/10/maps")
-        patched.setattr(_gpu_nodes, "SLICE", 0.2)
-        patched.setattr(_bounded, "_kill", lambda _pid: None)
-        facts = scan(proc=proc.root)
-    assert (facts.holders, facts.hung) == ({"nvidia0": [10], "nvidia1": [20]}, [10])
-    ((child, _start),) = _bounded.stuck_children()
-    try:
-        again = scan(proc=proc.root)  # which would see the mapping now, if it looked
-        assert (again.holders, again.hung, again.hidden) == (facts.holders, [10], 1)
-        assert _bounded.stuck_children() == [(child, _start)]
-    finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    assert scan(proc=proc.root).holders == {"nvidia0": [10], "nvidia1": [10, 20]}
-
-
-def test_nothing_is_read_while_a_child_hangs_in_its_end(proc, monkeypatch):
-    proc(10, "/dev/nvidia0")
-    _bounded.remember("nodes", os.getpid())
-    facts = scan(proc=proc.root)
-    assert facts.holders == {}
-    assert facts.error == (
-        "the open files of all processes cannot be read: process %d has not come back from an earlier call"
-        % os.getpid()
-    )
 
 
 def test_real_nodes_open_and_mapped(monkeypatch):

@@ -97,7 +97,9 @@ def test_a_first_process_that_hangs_does_not_hang_the_look(host, monkeypatch):
     real = _gpu_view._text
     monkeypatch.setattr(_gpu_view, "_text", lambda path: time.sleep(60) if path.endswith("/1/environ") else real(path))
     monkeypatch.setattr(_gpu_view, "LIMIT", 0.2)
+    began = time.monotonic()
     assert host(OTHER, {"proc/1/cgroup": "0::/docker/x\n"}) == View("own", "docker")
+    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
