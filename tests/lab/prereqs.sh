@@ -24,6 +24,7 @@ objdump binutils
 cmake cmake
 ninja ninja-build
 haproxy haproxy
+fuser psmisc
 EOF
 [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || missing="$missing debian-archive-keyring"
 [ -e /usr/include/stdio.h ] || missing="$missing libc6-dev"
