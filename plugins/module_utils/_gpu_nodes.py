@@ -128,7 +128,8 @@ class _Scan:
             self._look(first if self.todo[first] else second, report)
             return
         reader, writer = os.pipe()
-        if os.fork() == 0:
+        helper = os.fork()
+        if helper == 0:
             _child(lambda tell: self._look(second, tell), writer)
         os.close(writer)
         self._look(first, report)
@@ -138,6 +139,7 @@ class _Scan:
                 if "error" in part:
                     raise RuntimeError(part["error"])
                 report(part)
+        os.waitpid(helper, 0)  # so that what it cost counts as ours
 
     def _look(self, kind: str, report: _bounded.Report) -> None:
         told, done = time.monotonic(), 0
