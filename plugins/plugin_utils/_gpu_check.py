@@ -15,7 +15,6 @@ from ansible_collections.gpuops.serving.plugins.module_utils._errors import Usag
 __all__ = ("pattern", "problems", "share")
 
 VENDORS = ("auto", *sorted(_gpu_options.VENDORS))
-COUNTS = ("gpuops_gpu_tolerance", "gpuops_expected_gpus")
 YES_OR_NO = ("true", "false", "yes", "no", "on", "off", "1", "0", "y", "n", "t", "f")
 
 
@@ -42,7 +41,7 @@ def problems(
     for sentence, bad in where.items():
         # What is wrong everywhere was set once.
         found.append(sentence if len(bad) == len(hosts) else "%s: %s" % (_names(bad), sentence))
-    return found + _service_problems(hosts, hostvars, service, within)
+    return found or _service_problems(hosts, hostvars, service, within)
 
 
 def share(services: t.Any, service: t.Any, everyone: bool, gpus: t.Any) -> t.Dict[str, t.Any]:
@@ -78,22 +77,62 @@ def _report_problems(path: t.Any) -> t.List[str]:
 
 
 def _host_problems(values: t.Mapping[str, t.Any]) -> t.Iterator[str]:
-    for name in COUNTS:
-        value = values.get(name)
-        if _is_set(value) and not _is_count(value):
-            yield '%s must be a whole number from 0 to %d, not "%s"' % (name, _limits.MOST, _short(value))
-    value = values.get("gpuops_allow_no_gpu")
-    if _is_set(value) and not isinstance(value, bool) and str(value).lower() not in YES_OR_NO:
-        yield 'gpuops_allow_no_gpu must be true or false, not "%s"' % _short(value)
-    value = values.get("gpuops_vendor")
-    if _is_set(value) and value not in VENDORS:
-        yield 'gpuops_vendor must be one of %s, not "%s"' % (", ".join(VENDORS), _short(value))
-    value = values.get("gpuops_gpus")
-    if _is_set(value):
+    for name, problem in CHECKS.items():
         try:
-            _gpu_select.check(_listed(value))
-        except UsageError as error:
-            yield "gpuops_gpus is wrong: %s" % error.message
+            value = values.get(name)
+            sentence = None if value is None else problem(value)
+        except Exception as error:  # of Ansible, whose kinds differ by version
+            yield "%s cannot be resolved: %s" % (name, error)
+            continue
+        # What refers to something undefined stays a template, or raises, by version.
+        if isinstance(value, str) and "{{" in value:
+            yield '%s cannot be resolved: "%s"' % (name, _short(value))
+        elif sentence:
+            yield "%s %s" % (name, sentence)
+
+
+def _count_problem(value: t.Any) -> t.Optional[str]:
+    text = "" if isinstance(value, bool) or not isinstance(value, (int, str)) else str(value).strip()
+    if text.isascii() and text.isdigit() and int(text) <= _limits.MOST:
+        return None
+    return 'must be a whole number from 0 to %d, not "%s"' % (_limits.MOST, _short(value))
+
+
+def _switch_problem(value: t.Any) -> t.Optional[str]:
+    if isinstance(value, bool) or str(value).lower() in YES_OR_NO:
+        return None
+    return 'must be true or false, not "%s"' % _short(value)
+
+
+def _vendor_problem(value: t.Any) -> t.Optional[str]:
+    return None if value in VENDORS else 'must be one of %s, not "%s"' % (", ".join(VENDORS), _short(value))
+
+
+def _gpus_problem(value: t.Any) -> t.Optional[str]:
+    try:
+        _gpu_select.check(_listed(value))
+    except UsageError as error:
+        return "is wrong: %s" % error.message
+    return None
+
+
+def _services_problem(value: t.Any) -> t.Optional[str]:
+    """Only what decides whether a host is asked, and for what; the rest is the business of other playbooks."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, t.Mapping) for item in value):
+        if all(isinstance(item.get("gpus"), (list, tuple, type(None))) for item in value):
+            return None
+        return "holds a service whose gpus are no list"
+    return None if value == "" else "is not a list of services"
+
+
+CHECKS: t.Dict[str, t.Callable[[t.Any], t.Optional[str]]] = {
+    "gpuops_gpu_tolerance": _count_problem,
+    "gpuops_expected_gpus": _count_problem,
+    "gpuops_allow_no_gpu": _switch_problem,
+    "gpuops_vendor": _vendor_problem,
+    "gpuops_gpus": _gpus_problem,
+    "gpuops_services": _services_problem,
+}
 
 
 def _service_problems(
@@ -114,18 +153,6 @@ def _service_problems(
             % ('", "'.join(strange), ", ".join(known))
         ]
     return []
-
-
-def _is_set(value: t.Any) -> bool:
-    # What only the host itself can resolve is checked there, by the module.
-    return value is not None and not (isinstance(value, str) and "{{" in value)
-
-
-def _is_count(value: t.Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
-        return False
-    text = str(value).strip()
-    return text.isascii() and text.isdigit() and int(text) <= _limits.MOST
 
 
 def _listed(value: t.Any) -> t.List[str]:

@@ -216,11 +216,39 @@ def test_a_bad_value_is_refused_in_one_sentence(name: str, value: t.Any, sentenc
         {"gpuops_gpus": 0},
         {"gpuops_gpus": "0, 1"},
         {"gpuops_gpus": ["0000:17:00.0", "GPU-1"]},
-        {"gpuops_expected_gpus": "{{ how_many }}", "gpuops_allow_no_gpu": False},
+        {"gpuops_allow_no_gpu": False, "gpuops_services": [{"name": "a"}, {"name": "b", "gpus": []}]},
+        {"gpuops_services": ""},
     ],
 )
 def test_a_good_value_is_taken(values: t.Dict[str, t.Any]) -> None:
     assert problems(values) == []
+
+
+class Unresolved(t.Dict[str, t.Any]):
+    """Variables of a host as newer cores give them: what refers to something undefined raises."""
+
+    def get(self, key: str, default: t.Any = None) -> t.Any:
+        if key == "gpuops_gpus":
+            raise KeyError("nothing")
+        return default
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        (Unresolved(), "gpuops_gpus cannot be resolved: 'nothing'"),
+        ({"gpuops_expected_gpus": "{{ nothing }}"}, 'gpuops_expected_gpus cannot be resolved: "{{ nothing }}"'),
+        ({"gpuops_services": "{{ nothing }}"}, 'gpuops_services cannot be resolved: "{{ nothing }}"'),
+        ({"gpuops_services": "chat"}, "gpuops_services is not a list of services"),
+        ({"gpuops_services": ["chat"]}, "gpuops_services is not a list of services"),
+        (
+            {"gpuops_services": [{"name": "a", "gpus": "0"}]},
+            "gpuops_services holds a service whose gpus are no list",
+        ),
+    ],
+)
+def test_what_would_leave_a_host_out_or_ask_it_less_is_refused(values: t.Any, sentence: str) -> None:
+    assert problems(values) == [sentence]
 
 
 def test_a_mistake_names_its_hosts_unless_it_is_everywhere() -> None:
