@@ -62,9 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     params = _service.fill({**vars(arguments)}, {"gpus": "gpus"})
     options = _gpu_options.of_params(params)
     if params["gpus"] == []:
-        reading = _gpu.Reading(
-            verdict="clear", reason="no_gpu", detail='the service "%s" uses no GPU' % arguments.service, readings=0
-        )
+        reading = _gpu.uses_none(arguments.service)
     else:
         reading = _gpu.wait_clear(options, Deadline(arguments.timeout))
     if arguments.json:

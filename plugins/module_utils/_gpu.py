@@ -46,21 +46,25 @@ class Reading:
     warnings: t.List[str] = field(default_factory=list)
     readings: int = 1
     elapsed: float = 0.0
+    nothing: str = "there is no GPU to judge"  # what there is to say where there is none
 
     @property
     def message(self) -> str:
         """One sentence that explains the verdict."""
-        words = {"busy": "is busy", "unknown": "cannot be judged", "error": "does not answer properly"}
-        bad = [device for device in self.devices if device.verdict != "clear"]
-        parts = ["%s %s: %s" % (device.label, words[device.verdict], device.detail) for device in bad]
+        parts = _complaints(self.devices)
         if self.reason:
             return "; ".join([self.detail] + (parts if self.reason != "unconfirmed" else []))
         if parts:
             return "; ".join(parts)
         if not self.devices:
-            return "there is no GPU to judge"
-        names = ", ".join(device.label for device in self.devices)
-        return "%s %s clear" % (names, "is" if len(self.devices) == 1 else "are")
+            return self.nothing
+        return "%s clear" % _are(self.devices, "is", "are")
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether time alone made it an error."""
+        reasons = {device.reason for device in self.devices if device.verdict == "error"}
+        return self.verdict == "error" and reasons.union([self.reason] if self.reason else []) == {"timeout"}
 
     def fail(self, reason: str, detail: str) -> None:
         """Decide from something else than the devices; what was found out first is kept."""
@@ -90,6 +94,31 @@ class Reading:
         }
 
 
+def _are(devices: t.Sequence[Device], one: str, several: str) -> str:
+    return "%s %s" % (", ".join(device.label for device in devices), one if len(devices) == 1 else several)
+
+
+def _complaints(devices: t.Sequence[Device]) -> t.List[str]:
+    """What is wrong with them; the same is said once."""
+    words = {
+        "busy": ("is busy", "are busy"),
+        "unknown": ("cannot be judged", "cannot be judged"),
+        "error": ("does not answer properly", "do not answer properly"),
+    }
+    groups: t.Dict[t.Tuple[str, str], t.List[Device]] = {}
+    for device in devices:
+        if device.verdict != "clear":
+            groups.setdefault((device.verdict, device.detail), []).append(device)
+    return ["%s: %s" % (_are(group, *words[verdict]), detail) for (verdict, detail), group in groups.items()]
+
+
+def uses_none(service: str) -> Reading:
+    """The answer for a service whose definition says that it uses no GPU."""
+    reading = Reading(verdict="clear", readings=0)
+    reading.nothing = 'the service "%s" uses no GPU' % service
+    return reading
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where the kernel shows its things; other folders are for tests."""
@@ -116,10 +145,10 @@ def read(
     deadline = Deadline(_gpu_nvidia.READING_LIMIT if limit is None else limit)
     readings, nodes = _ask(options, selectors, present, place, deadline)
     view = _gpu_view.look(proc)
-    reading = Reading(container=view.container, sees_all_processes=view.pid_namespace == "host")
+    reading = Reading(container=view.container, sees_all_processes=view.complete)
     reading.stuck_probes = sorted(pid for pid, _start in _bounded.stuck_children())
     every = [facts for vendor in readings for facts in vendor.devices]
-    _without(every, nodes, [*reading.stuck_probes, os.getpid()])
+    _without(every, nodes, [*reading.stuck_probes, os.getpid()], view.complete)
     resolve = _resolver(_mentioned(every, nodes), options, deadline, proc)
     judged = [judge(v.vendor, facts, nodes, view, resolve, options) for v in readings for facts in v.devices]
     _choose(reading, judged, readings, selectors, options)
@@ -222,7 +251,7 @@ def wait_clear(
         readings += 1
         in_a_row = in_a_row + 1 if reading.verdict == "clear" else 0
         # A look that the deadline cut short tells less than the one before it.
-        if last is None or reading.verdict != "error" or not deadline.expired:
+        if last is None or not (deadline.expired and reading.cut_short):
             last = reading
         lasting = reading.reason in _gpu_reasons.LASTING
         if single or in_a_row >= options.confirmations or lasting or deadline.expired:
@@ -246,18 +275,26 @@ def _parts(devices: t.Iterable[Facts]) -> t.Iterator[Facts]:
         yield from facts.get("partitions") or ()
 
 
-def _without(devices: t.Sequence[Facts], nodes: _gpu_nodes.NodeFacts, pids: t.Sequence[int]) -> None:
-    """Take out our own looks: a call of ours that hangs in the driver is not a holder."""
+def _without(devices: t.Sequence[Facts], nodes: _gpu_nodes.NodeFacts, pids: t.Sequence[int], complete: bool) -> None:
+    """Take out our own looks: a call of ours that hangs in the driver is not a holder.
+
+    Where not all processes are visible, a driver may mean another one by the same number, unless its node is open here.
+    """
+    seen = {pid for pids_of_node in nodes.holders.values() for pid in pids_of_node}
     for facts in _parts(devices):
         if facts.get("processes"):
-            facts["processes"] = [entry for entry in facts["processes"] if entry["pid"] not in pids]
+            facts["processes"] = [
+                entry
+                for entry in facts["processes"]
+                if entry["pid"] not in pids or not (complete or entry["pid"] in seen)
+            ]
     for node, holders in nodes.holders.items():
         nodes.holders[node] = [pid for pid in holders if pid not in pids]
 
 
 def _mentioned(devices: t.Sequence[Facts], nodes: _gpu_nodes.NodeFacts) -> t.Set[int]:
     pids = {entry["pid"] for facts in _parts(devices) for entry in facts.get("processes") or ()}
-    return pids.union(*nodes.holders.values()) if nodes.holders else pids
+    return pids.union(*nodes.holders.values())
 
 
 def _resolver(pids: t.Set[int], options: Options, deadline: Deadline, proc: str) -> Resolve:
@@ -295,12 +332,10 @@ def _check_count(reading: Reading, options: Options) -> None:
     if reading.count < options.expected_gpus:
         reading.fail(
             "fewer_gpus",
-            "%d GPUs are expected, but the driver knows only %d" % (options.expected_gpus, reading.count),
+            "GPUs expected: %d, found: %d" % (options.expected_gpus, reading.count),
         )
     elif reading.count > options.expected_gpus:
-        reading.warnings.append(
-            "the driver knows %d GPUs, although %d are expected" % (reading.count, options.expected_gpus)
-        )
+        reading.warnings.append("GPUs expected: %d, found: %d" % (options.expected_gpus, reading.count))
 
 
 def _warn(reading: Reading, readings: t.Sequence[VendorReading]) -> None:

@@ -34,6 +34,8 @@ SHARED = re.compile(r"(?:vram|gtt)\Z")  # a carve-out of the host's memory, and 
 
 def present(sys: str = "/sys", dev: str = "/dev", proc: str = "/proc") -> bool:
     """Whether the PCI bus shows an AMD GPU, or its compute driver is here."""
+    if not _gpu_drm.bus_readable(sys, dev):
+        return True  # not known, and so looked into
     with contextlib.suppress(OSError):
         if _gpu_drm.cards(PCI_VENDOR, CLASSES, sys):
             return True
@@ -62,7 +64,7 @@ def read(
         kfd, library = _gpu_kfd.Kfd(), _gpu_amdsmi.Told()
     else:
         kfd = _gpu_kfd.read(sys, deadline.remaining)
-        library = _gpu_amdsmi.read(deadline.remaining)
+        library = _gpu_amdsmi.read(deadline.remaining / 4)  # it only adds to what the cards tell
     reading.warnings.extend(filter(None, (kfd.error, library.error)))
     for card in cards:
         if only is not None and card.index not in only:
@@ -89,13 +91,13 @@ def _attributes(card: Card) -> Facts:
     facts: Facts = {
         "uuid": "GPU-" + unique if unique.strip("0") else None,
         "name": _gpu_drm.line(card.path, "product_name") or None,
-        # The driver itself always has some memory of a card: none in use is a device that has none, as the MI300A.
-        "integrated": used == 0 or _is_apu(card),
+        "integrated": _is_apu(card),
         "memory_used": _gpu_drm.mib(used),
         "memory_total": _gpu_drm.mib(total),
         "memory_basis": "not_available" if used is None else "used_and_reserved",
     }
-    if facts["integrated"]:
+    # The driver itself always has some memory of a card: none in use is not told, as with the MI300A.
+    if facts["integrated"] or used == 0:
         facts.update(memory_used=None, memory_total=None, memory_basis="not_available")
     with contextlib.suppress(OSError):  # it decides nothing
         facts["utilization"] = _gpu_drm.number(card.path + "/gpu_busy_percent")
@@ -116,7 +118,7 @@ def _facts(card: Card, account: Account, kfd: _gpu_kfd.Kfd, nodes: NodeFacts) ->
     devices = kfd.of(card)
     if any(device["cpus"] for device in devices):
         facts.update(integrated=True, memory_used=None, memory_total=None, memory_basis="not_available")
-    region = SHARED if facts.get("integrated") else OWN
+    region = SHARED if facts.get("memory_basis") == "not_available" else OWN
     by_files = account.processes(region)
     by_kfd = kfd.on(devices)
     facts["processes"] = [

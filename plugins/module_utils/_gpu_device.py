@@ -49,6 +49,7 @@ class Holder:
     kind: str
     source: t.List[str]
     memory: t.Optional[int] = None
+    clients: t.Dict[str, int] = field(default_factory=dict)  # MiB by what several processes may share
     identity: t.Optional[Identity] = None
     allowed: bool = False
     foreign: bool = False
@@ -120,7 +121,9 @@ class Device:
     disagreements: t.List[str] = field(default_factory=list)
     asked: t.Optional[str] = None  # how the caller named a device that was not found
     partition_of: t.Optional[str] = None  # of a partition: the label of its device
-    explained: int = 0  # of a partition: memory in use that processes on a sibling hold, which shares its memory
+    explained: t.Optional[int] = (
+        0  # of a partition: memory in use that processes on a sibling hold, which shares its memory
+    )
 
     @classmethod
     def of(cls, vendor: str, facts: Facts) -> Device:
@@ -149,10 +152,6 @@ class Device:
         if self.partition_of is not None:
             return "partition %s of %s" % (self.index, self.partition_of)
         return "GPU %s" % (self.index if self.index is not None else '"%s"' % self.asked)
-
-    def everyone(self) -> t.List[Holder]:
-        """The holders of the device and of its partitions."""
-        return self.holders + [holder for partition in self.partitions for holder in partition.holders]
 
     def as_dict(self) -> t.Dict[str, t.Any]:
         names = ("index", "uuid", "pci", "vendor", "name", "integrated", "verdict", "reason", "detail")

@@ -22,14 +22,13 @@ from dataclasses import dataclass, field
 
 from . import _bounded
 from ._gpu_facts import Facts
-from ._gpu_nodes import NodeFacts
+from ._gpu_nodes import DRM, NodeFacts, any_node
 
 __all__ = [
-    *("LEAST", "MIB", "READING_LIMIT", "Account", "Card", "Client"),
-    *("cards", "examine", "line", "mib", "number", "parse", "text", "undriven"),
+    *("LEAST", "MIB", "Account", "Card", "Client"),
+    *("bus_readable", "cards", "examine", "line", "mib", "number", "parse", "text", "undriven"),
 ]
 
-READING_LIMIT = 60.0  # for one look at all devices of a vendor, sick ones included
 DEVICE_LIMIT = 5.0  # for one device
 MIB = 1024 * 1024
 UNITS = {"": 1, "KiB": 1024, "kB": 1024, "MiB": MIB, "GiB": 1024 * MIB}
@@ -98,7 +97,13 @@ class Account:
             if busy or most >= LEAST or silent:
                 kind = "compute" if busy & {"ccs", "compute"} else "graphics"
                 memory = None if None in present else mib(sum(amount or 0 for amount in present))
-                entries.append({"pid": pid, "memory": memory, "kind": kind, "source": "fdinfo"})
+                shared = {
+                    client.identity: mib(amount)
+                    for client, amount in zip(clients.values(), present)
+                    if client.identity and amount
+                }
+                entry = {"pid": pid, "memory": memory, "kind": kind, "source": "fdinfo", "clients": shared}
+                entries.append(entry)
         return entries
 
     def lists(self, nodes: NodeFacts) -> str:
@@ -194,6 +199,17 @@ def undriven(card: Card, vendor: str, drivers: t.Sequence[str], module: str, sys
     else:
         detail = '%s has no graphics driver: load it with "modprobe %s"' % (what, module)
     return known(card, "driver_not_loaded", detail)
+
+
+def bus_readable(sys: str, dev: str) -> bool:
+    """Whether the bus tells which devices there are. A host that has neither a bus nor a node of a GPU has none."""
+    try:
+        os.listdir(sys + "/bus/pci/devices")
+    except FileNotFoundError:
+        return not any_node(DRM, dev)
+    except OSError:
+        return False
+    return True
 
 
 def known(card: Card, reason: str = "", detail: str = "") -> Facts:

@@ -15,10 +15,12 @@ nodes         names of the device nodes that mean this device: ["nvidia0"], ["re
 integrated    true for a device that has no memory of its own
 memory_used   MiB, rounded up, or None where nobody tells; so is memory_total
 memory_basis  what memory_used counts: a word of BASES
-processes     [{"pid", "memory" (MiB or None), "kind" (compute, graphics, mps), "source" (a word of SOURCES)}]
-lists         "complete"; "absent" when the driver has no list of processes; "denied" when it may not be read
+processes     [{"pid", "memory" (MiB or None), "kind" (compute, graphics, mps), "source" (a word of SOURCES),
+              "clients" (MiB by identity, where several processes may share what they hold)}]
+lists         "complete"; "absent" when processes may be missing from it; "denied" when it may not be read
 utilization   percent, or None
 partitions    the facts of its partitions, each with keys of this table; missing or None on a device without them
+gi, ci        of a partition: its GPU instance, whose memory it shares, and its compute instance
 partitioned   true when the device is split, even where its partitions cannot be told
 remarks       sentences about sources that contradict each other
 reason        a word when the device gives no answer, and then detail is the sentence; both empty otherwise

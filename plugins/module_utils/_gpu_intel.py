@@ -35,6 +35,8 @@ XE_ALONE = (0x64, 0x67, 0xB0, 0xD7, 0xE2, 0xFD)
 
 def present(sys: str = "/sys", dev: str = "/dev", proc: str = "/proc") -> bool:
     """Whether the PCI bus shows an Intel display controller, with a driver or without."""
+    if not _gpu_drm.bus_readable(sys, dev):
+        return True  # not known, and so looked into
     try:
         return bool(_gpu_drm.cards(PCI_VENDOR, CLASSES, sys))
     except OSError:
@@ -67,7 +69,9 @@ def read(
         if only is not None and card.index not in only:
             continue
         facts = _gpu_drm.undriven(card, "Intel", DRIVERS, _module(card), sys)
-        if facts is None:
+        if facts is not None:
+            facts["integrated"] = BUILT_IN.match(card.pci) is not None
+        else:
             facts = _facts(card, _gpu_drm.examine(card, attributes, nodes, proc, deadline.remaining), nodes)
         reading.devices.append(facts)
     return reading

@@ -69,31 +69,38 @@ def judge(vendor: str, facts: Facts, nodes: NodeFacts, view: View, resolve: Reso
     return _whole(device, facts, case)
 
 
+def _outside(device: Device, partitions: t.Sequence[Facts]) -> int:
+    """Memory in use that no partition answers for; none is known of where the device does not tell its own."""
+    told: t.Dict[t.Any, int] = {}
+    for place, (partition, part) in enumerate(zip(device.partitions, partitions)):
+        used = partition.memory_used
+        if used is None:  # no more is known of it than what its processes hold
+            used = sum(holder.memory or 0 for holder in partition.holders if holder.listed)
+        place = -1 - place if part.get("gi") is None else part["gi"]
+        told[place] = max(used, told.get(place, 0))
+    return max(0, (device.memory_used or 0) - sum(told.values()))
+
+
 def _share(part: Facts, other: Facts) -> bool:
     """Whether two partitions have their memory in common: the compute instances of one GPU instance."""
     return part.get("gi") is not None and part.get("gi") == other.get("gi")
 
 
-def _explained(part: Facts, siblings: t.Sequence[Facts]) -> int:
-    """How much of a partition's memory in use is that of processes on its siblings."""
+def _explained(part: Facts, siblings: t.Sequence[Facts]) -> t.Optional[int]:
+    """How much of a partition's memory in use is that of processes on its siblings; None where one does not tell."""
     own = {entry["pid"] for entry in part.get("processes") or ()}
     held: t.Dict[int, t.Optional[int]] = {}
     for entry in (entry for other in siblings for entry in other.get("processes") or ()):
         if entry["pid"] not in own:
             held[entry["pid"]] = entry["memory"]
-    # Where one does not tell, its own partition is not called clear for it.
-    return part.get("memory_used") or 0 if None in held.values() else sum(memory or 0 for memory in held.values())
+    return None if None in held.values() else sum(memory or 0 for memory in held.values())
 
 
 def _whole(device: Device, facts: Facts, case: _Case) -> Device:
     """The verdict on a partitioned device: that of its partitions, and of what is held outside of them."""
     inside = {holder.pid for partition in device.partitions for holder in partition.holders}
     device.holders = [holder for holder in _holders(device, facts, case) if holder.pid not in inside]
-    told = {part.get("gi", -1 - n): part.get("memory_used") for n, part in enumerate(facts["partitions"])}
-    if device.memory_used is not None and None not in told.values():
-        device.memory_used -= min(device.memory_used, sum(used or 0 for used in told.values()))
-    elif not any(holder.listed and not holder.excused for holder in device.holders):
-        device.memory_used = 0  # the partitions answer for the memory; what is outside of them is not told
+    device.memory_used = _outside(device, facts["partitions"])
     _judge(device, {**facts, "lists": "complete"}, case)
     device.memory_used = facts.get("memory_used")
     verdict = worst([device.verdict, *(partition.verdict for partition in device.partitions)])
@@ -120,7 +127,7 @@ def _judge(device: Device, facts: Facts, case: _Case) -> Device:
     if found is None:
         return _clear(device, case.options)
     verdict, reason, detail = found
-    if reason == "held_by_unresolvable" and case.view.pid_namespace != "host":
+    if reason == "held_by_unresolvable" and not case.view.complete:
         detail += "; %s" % case.view.sentence
     return device.decide(verdict, reason, detail)
 
@@ -144,17 +151,22 @@ def _busy(device: Device, case: _Case) -> Found:
         return None
     if suspects:
         return "busy", "node_held_memory_in_use", "%d MiB are in use and %s" % (device.memory_used, _name(suspects))
+    if device.explained is None:
+        detail = "%d MiB are in use, and it is not told how much of it is a process's on a partition beside it"
+        return "unknown", "memory_unattributed", detail % device.memory_used
     if any(holder.memory is None for holder in excused):
         detail = "%d MiB are in use, and the driver does not tell how much of it %s" % (
             device.memory_used,
             _name(excused),
         )
         return "unknown", "memory_unattributed", detail
+    where = " outside of its partitions" if device.partitions else ""
     if excused:
-        detail = "%d of %d MiB in use are held by no visible process" % (rest, device.memory_used)
+        detail = "%d of %d MiB in use%s are held by no visible process" % (rest, device.memory_used, where)
     else:
-        detail = "%d MiB are in use by no visible process" % device.memory_used
-    return "busy", "held_by_unresolvable", detail
+        detail = "%d MiB are in use%s by no visible process" % (device.memory_used, where)
+    passed_over = [holder for holder in device.holders if not holder.listed]
+    return "busy", "held_by_unresolvable", detail + ("; passed over: %s" % _name(passed_over) if passed_over else "")
 
 
 def _unseen(device: Device, facts: Facts, case: _Case) -> Found:
@@ -167,12 +179,12 @@ def _unseen(device: Device, facts: Facts, case: _Case) -> Found:
     if nodes.hidden:
         return "unknown", "nodes_unreadable", _hidden(nodes)
     if lists == "denied":
-        return "unknown", "processes_unreadable", "the driver does not let this account see the processes on it"
+        return "unknown", "processes_unreadable", "this account may not see the processes on it"
     if lists == "absent" and (device.memory_used is None or _suspects(device)):
-        return "unknown", "processes_unreadable", "the driver has no list of the processes on it"
+        return "unknown", "processes_unreadable", "the list of the processes on it is not complete"
     # What visible processes hold says nothing of those that are not visible.
     by_holders = device.memory_used is None or device.memory_basis == "clients"
-    if by_holders and case.view.pid_namespace != "host":
+    if by_holders and not case.view.complete:
         return "unknown", "outside_not_visible", "its memory in use is not told, and %s" % case.view.sentence
     return None
 
@@ -180,19 +192,17 @@ def _unseen(device: Device, facts: Facts, case: _Case) -> Found:
 def _hidden(nodes: NodeFacts) -> str:
     many = "process" if nodes.hidden == 1 else "processes"
     text = "the open files of %d %s or more could not be read" % (nodes.hidden, many)
+    if nodes.hung:
+        text += ", and process %s gives no answer" % ", ".join(map(str, nodes.hung[:3]))
     return text + ("; run as root" if os.geteuid() else "")
 
 
 def _clear(device: Device, options: Options) -> Device:
     if device.memory_used is None:
-        detail = "the driver does not tell its memory in use; nobody holds it"
+        detail = "its memory in use is not told; nobody that counts holds it"
         return device.decide("clear", "judged_by_holders", detail)
-    excused = any(holder.listed for holder in device.holders)
-    detail = "%d MiB are in use%s, %d are tolerated" % (
-        _rest(device),
-        " by nobody that counts" if excused else "",
-        options.tolerance(device.vendor),
-    )
+    beside = " beside what allowed or foreign processes hold" if any(h.listed for h in device.holders) else ""
+    detail = "%d MiB are in use%s, %d are tolerated" % (_rest(device), beside, options.tolerance(device.vendor))
     return device.decide("clear", "idle", detail)
 
 
@@ -202,10 +212,11 @@ def _holders(device: Device, facts: Facts, case: _Case) -> t.List[Holder]:
         pid, memory = entry["pid"], entry["memory"]
         holder = found.get(pid)
         if holder is None:
-            found[pid] = Holder(pid, entry["kind"], [entry["source"]], memory)
+            found[pid] = Holder(pid, entry["kind"], [entry["source"]], memory, dict(entry.get("clients") or {}))
             continue
         if entry["source"] not in holder.source:
             holder.source.append(entry["source"])
+        holder.clients.update(entry.get("clients") or {})
         if memory is not None:
             # One process in two lists: each shows its whole memory.
             holder.memory = max(memory, holder.memory or 0)
@@ -215,12 +226,9 @@ def _holders(device: Device, facts: Facts, case: _Case) -> t.List[Holder]:
         else:
             found[pid] = Holder(pid, "node", ["node"])
     for holder in found.values():
-        outside = case.view.pid_namespace != "host" and not holder.confirmed
-        if outside and "kfd" in holder.source:
-            continue  # its numbers are the machine's: here they name nobody, or another process
+        if not case.view.complete and not holder.confirmed:
+            continue  # a driver's number is the machine's: here it names nobody, or an innocent process
         holder.identity = case.resolve(holder.pid)
-        if outside:
-            continue  # the number may be that of another process, outside: a name found here excuses nothing
         _excuse(holder, case.options, device.memory_used)
     return list(found.values())
 
@@ -229,9 +237,9 @@ def _excuse(holder: Holder, options: Options, used: t.Optional[int]) -> None:
     if options.allowed_holders is not None:
         holder.allowed = allowed(holder.identity, options.allowed_holders)
     elif allowed(holder.identity, DEFAULT_ALLOWED):
-        # Where it is not known what it holds, it holds no more than all that is in use.
-        most = used if holder.memory is None else holder.memory
-        holder.beyond = holder.listed and (most is None or (holder.memory or 0) > DEFAULT_MOST)
+        # One that has no more than the node open is not listed, so that it needs no figure to be excused.
+        untold = holder.memory is None and used is None
+        holder.beyond = holder.listed and (untold or (holder.memory or 0) > DEFAULT_MOST)
         holder.allowed = not holder.beyond
     holder.foreign = holder.identity is not None and not holder.identity.owned
 
@@ -252,9 +260,13 @@ def _compare(device: Device, facts: Facts, case: _Case) -> None:
 
 
 def _rest(device: Device) -> int:
-    """Memory in use that no listed process explains."""
-    held = sum(holder.memory or 0 for holder in device.holders if holder.listed)
-    return (device.memory_used or 0) - held - device.explained
+    """Memory in use that no listed process explains; what several processes share is counted once."""
+    shared: t.Dict[str, int] = {}
+    held = device.explained or 0
+    for holder in device.holders:
+        shared.update(holder.clients)
+        held += max(0, (holder.memory or 0) - sum(holder.clients.values()))
+    return max(0, (device.memory_used or 0) - held - sum(shared.values()))
 
 
 def _suspects(device: Device) -> t.List[Holder]:

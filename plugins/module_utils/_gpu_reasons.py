@@ -4,7 +4,8 @@
 
 """The words that say why a device, or a whole reading, got its verdict.
 
-The page "When is a GPU clear?" and the documentation of gpu_clear explain the same words; a test compares them.
+The page "When is a GPU clear?" has the same tables, and the documentation of gpu_clear has the same words.
+Tests compare them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DEVICE: t.Dict[str, t.Tuple[str, str]] = {
     "held_by_unresolvable": ("busy", "memory is in use, or a process is listed, and nobody visible here explains it"),
     "node_held_memory_in_use": ("busy", "a process that is not listed has its device node open while memory is in use"),
     "node_held_memory_unreadable": ("busy", "a process has its device node open, and the memory in use is not told"),
-    "processes_unreadable": ("unknown", "the list of processes on it may not be read, and nothing else excludes one"),
+    "processes_unreadable": ("unknown", "the list of processes on it is not complete, and nothing else excludes one"),
     "nodes_unreadable": ("unknown", "the open device nodes of some processes could not be seen"),
     "outside_not_visible": ("unknown", "only this container is visible, and the memory in use is not told"),
     "memory_unattributed": ("unknown", "an allowed or foreign process holds memory of unknown size"),

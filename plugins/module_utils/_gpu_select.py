@@ -50,34 +50,34 @@ def pci_of(text: str) -> t.Optional[t.Tuple[int, int, int, int]]:
 def candidates(devices: t.Sequence[Device], vendor: str) -> t.Tuple[t.List[Device], t.List[Device]]:
     """The devices that are meant where none is named, and the ones that are not.
 
-    The graphics of a processor beside real accelerators serve its display: they are meant only where there is nothing
-    else, or where the caller names them or their vendor.
+    Those of virtual machines are no business of this host's. The graphics of a processor beside real accelerators serve
+    its display: they are meant only where there is nothing else, or where the caller names their vendor.
     """
-    discrete = [device for device in devices if not device.integrated]
-    if vendor != "auto" or not discrete:
-        return list(devices), []
-    return discrete, [device for device in devices if device.integrated]
+    ours = [device for device in devices if device.reason != "passed_through"]
+    discrete = [device for device in ours if not device.integrated]
+    meant = discrete if discrete and vendor == "auto" else ours or list(devices)
+    return meant, [device for device in devices if not any(device is other for other in meant)]
 
 
 def pick(
-    selectors: t.Sequence[str], devices: t.Sequence[Device], vendor: str, spoken_for: t.Collection[str]
+    selectors: t.Sequence[str], devices: t.Sequence[Device], vendor: str, silent: t.Collection[str]
 ) -> t.List[Device]:
-    """The devices by name, in the caller's order; ``spoken_for`` are vendors that cannot tell theirs.
+    """The devices by name, in the caller's order; ``silent`` are vendors that cannot tell theirs.
 
     A UsageError where an index may mean devices of several vendors, or two names mean one device.
     """
     meant, _others = candidates(devices, vendor)
-    found = [_one(text, meant, devices, spoken_for) for text in selectors]
+    found = [_one(text, meant, devices, silent) for text in selectors]
     for number, device in enumerate(found):
         if any(device is other for other in found[:number]):
             raise UsageError("the list of GPUs names %s twice: %s" % (device.label, ", ".join(selectors)))
     return found
 
 
-def _one(text: str, meant: t.Sequence[Device], devices: t.Sequence[Device], spoken_for: t.Collection[str]) -> Device:
+def _one(text: str, meant: t.Sequence[Device], devices: t.Sequence[Device], silent: t.Collection[str]) -> Device:
     index = index_of(text)
     if index is not None:
-        vendors = sorted({device.vendor for device in meant} | set(spoken_for))
+        vendors = sorted({device.vendor for device in meant} | set(silent))
         if len(vendors) > 1:
             raise UsageError(
                 'the index "%s" may mean a device of %s on this host: give a PCI address, or set the vendor'
@@ -92,10 +92,10 @@ def _one(text: str, meant: t.Sequence[Device], devices: t.Sequence[Device], spok
             return device
         if device.pci and pci_of(text) is not None and pci_of(device.pci) == pci_of(text):
             return device
-    return _lost(text, devices)
+    return _not_found(text, devices)
 
 
-def _lost(text: str, devices: t.Sequence[Device]) -> Device:
+def _not_found(text: str, devices: t.Sequence[Device]) -> Device:
     vendors = {device.vendor for device in devices}
     lost = Device(index=index_of(text), vendor=vendors.pop() if len(vendors) == 1 else "unknown", asked=text)
     if text.startswith("MIG-"):

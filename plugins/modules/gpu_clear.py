@@ -19,8 +19,8 @@ description:
     A child that hangs in the kernel is left behind, listed in RV(stuck_probes), and never counted as a holder; while
     it lives, its device answers V(error) without another call.
   - GPU utilisation decides nothing. A device that reports 90 % or more while nothing holds it is clear, with a warning.
-  - Without root the processes of others cannot be looked into, so that no device is called clear; the answer is
-    V(unknown) and says what could not be seen.
+  - Without root the processes of others cannot be looked into, so that no device is called clear. What is not V(busy)
+    or V(error) is then V(unknown), and says what could not be seen.
   - The page C(docs/when-is-a-gpu-clear.md) of the collection has all rules and every reason.
 requirements:
   - nvidia-ml-py on managed hosts with NVIDIA devices. The role P(gpuops.serving.host_agent#role) installs it.
@@ -96,15 +96,15 @@ options:
         hold is reported as RV(gpus[].holders[].foreign) and does not make a device busy.
       - A process that left the unit is still the unit's when it carries the ownership mark. The mark is that of
         O(service), else of the service whose definition on the host names the unit.
-      - Memory in use that no visible process explains still does.
-      - In a container with a process table of its own, a process that only the driver lists is never taken for foreign
-        or allowed, because its number may be that of a process outside.
+      - Memory in use that no visible process explains still makes it busy.
+      - In a container with a process table of its own, a process that only the driver lists is not named and never
+        taken for foreign or allowed, because its number is that of a process outside.
       - O(service) does not fill this option, because after a stop a leftover that is no longer recognised as the
         service's own would pass as somebody else's.
     type: str
   timeout:
     description:
-      - Hard limit in seconds for the devices to become clear.
+      - Limit in seconds for the devices to become clear. A look that is under way when it ends gets a few seconds more.
       - V(0) means one look, whatever O(confirmations) says.
     type: float
     default: 0
@@ -179,7 +179,7 @@ gpus:
   returned: always
   contains:
     index:
-      description: Index in the driver's order, or null for a device that was not found.
+      description: Index in the vendor's order, or null for a device that was not found by another name.
       type: int
       sample: 0
     uuid:
@@ -191,7 +191,7 @@ gpus:
       type: str
       sample: "00000000:17:00.0"
     vendor:
-      description: V(nvidia), V(amd) or V(intel); V(unknown) for a device that was not found.
+      description: V(nvidia), V(amd) or V(intel); V(unknown) for one that was not found on a host with several.
       type: str
       sample: nvidia
     integrated:
@@ -272,7 +272,7 @@ gpus:
           type: str
           sample: S
         memory:
-          description: Device memory that the driver says it holds, in MiB, or null.
+          description: Memory that the driver says it holds, in MiB, or null. On integrated graphics it is the host's.
           type: int
           sample: 44000
         kind:
@@ -332,21 +332,21 @@ gpu_count:
   returned: always
   sample: 4
 driver_version:
-  description: Version of the NVIDIA driver, or null.
+  description: Version of the driver, the first one where several tell theirs, or null.
   type: str
   returned: always
   sample: 550.127.05
 container:
   description: Kind of the container that this host is, such as V(docker), V(lxc) or V(systemd-nspawn), or null.
   type: str
-  returned: always
+  returned: when devices were looked at
   sample:
 sees_all_processes:
   description:
     - Whether the process table of this host is that of the whole machine. In a container with a table of its own a
       device is judged by its memory, and by processes outside only as far as the driver lists them.
   type: bool
-  returned: always
+  returned: when devices were looked at
   sample: true
 stuck_probes:
   description:
@@ -372,15 +372,13 @@ import typing as t
 
 from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _gpu_options, _lease
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
-from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Reading, read, wait_clear
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Reading, read, uses_none, wait_clear
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
     options = _gpu_options.of_params(ctx.params)
     if options.gpus == [] and ctx.params.get("definition", {}).get("gpus") == []:
-        none = Reading(verdict="clear", readings=0).as_dict()
-        none["msg"] = 'the service "%s" uses no GPU' % ctx.params["service"]
-        return none
+        return uses_none(ctx.params["service"]).as_dict()
     keep = _lease.keeper(ctx.params["service"], None if ctx.check_mode else ctx.params["run_id"])
 
     def look(wanted: _gpu_options.Options, limit: t.Optional[float]) -> Reading:

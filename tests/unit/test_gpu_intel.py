@@ -2,12 +2,14 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Intel devices on made-up trees of sysfs, debugfs and process tables (case G13)."""
+"""Intel devices on made-up trees of sysfs, debugfs and process tables."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu_intel
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu_amd, _gpu_intel
 from drm_host import FAILS, HANGS, I915_OBJECTS, MIB, XE_VRAM_MM, DrmHost, i915, xe
 
 SIZE = 12216 * MIB
@@ -50,7 +52,7 @@ def test_all_that_is_told_of_a_xe_card(host):
             "memory_total": 12288,
             "memory_basis": "used_and_reserved",
             "lists": "complete",
-            "processes": [{"pid": 4711, "memory": 500, "kind": "compute", "source": "fdinfo"}],
+            "processes": [{"pid": 4711, "memory": 500, "kind": "compute", "source": "fdinfo", "clients": {"7": 500}}],
         }
     ]
 
@@ -76,7 +78,7 @@ def test_an_i915_card_with_memory_of_its_own(host):
     facts = one(host)
     assert memory(facts) == (314, 16256, "used_and_reserved"), "not the stolen region, and no count of pages"
     assert (facts["integrated"], facts["lists"]) == (False, "complete")
-    assert facts["processes"] == [{"pid": 10, "memory": 300, "kind": "compute", "source": "fdinfo"}]
+    assert [(e["pid"], e["memory"], e["kind"]) for e in facts["processes"]] == [(10, 300, "compute")]
 
 
 def test_without_debugfs_the_clients_are_added_up(host):
@@ -107,7 +109,7 @@ def test_a_kernel_that_tells_no_memory(host):
     host.client(20, 3, "renderD128", i915(2, memory=False, compute=0))
     facts = one(host)
     assert memory(facts) == (None, None, "not_available")
-    assert facts["processes"] == [{"pid": 10, "memory": None, "kind": "compute", "source": "fdinfo"}]
+    assert facts["processes"] == [{"pid": 10, "memory": None, "kind": "compute", "source": "fdinfo", "clients": {}}]
     assert (facts["integrated"], facts["lists"]) == (False, "complete")
 
 
@@ -131,7 +133,7 @@ def test_an_integrated_gpu_has_no_memory_to_judge_by(host, make, text):
     facts = one(host)
     assert facts["integrated"] is True
     assert memory(facts) == (None, None, "not_available")
-    assert facts["processes"] == [{"pid": 10, "memory": 90, "kind": "graphics", "source": "fdinfo"}]
+    assert [(e["pid"], e["memory"], e["kind"]) for e in facts["processes"]] == [(10, 90, "graphics")]
 
 
 def test_a_card_in_the_place_of_an_integrated_gpu_is_told_by_its_memory(host):
@@ -196,3 +198,31 @@ def test_a_bus_that_cannot_be_read(host):
         "the list of PCI devices cannot be read: No such file or directory",
         None,
     )
+
+
+def test_a_bus_that_cannot_be_read_beside_a_node_is_not_taken_for_no_device(host, monkeypatch):
+    """A host without a bus has none; one whose bus is hidden from us may have some."""
+    trees = host.trees()
+    assert _gpu_intel.present(**trees) is _gpu_amd.present(**trees) is False
+    (host.dev / "dri").mkdir(exist_ok=True)
+    (host.dev / "dri/renderD128").touch()
+    real = os.listdir
+
+    def listdir(path="."):
+        if str(path).endswith("/bus/pci/devices"):
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    assert _gpu_intel.present(**trees) is _gpu_amd.present(**trees) is True
+    assert look(host).reason == "bus_unreadable"
+
+
+def test_the_gpu_of_a_processor_without_a_driver_is_still_that(host):
+    """So that it is left out beside real devices, as one with a driver is."""
+    host.xe("0000:00:02.0", driver="")
+    host.xe("0000:03:00.0", driver="", number=1, render=129)
+    assert [(f["reason"], f.get("integrated")) for f in look(host).devices] == [
+        ("driver_not_loaded", True),
+        ("driver_not_loaded", False),
+    ]

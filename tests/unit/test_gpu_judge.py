@@ -245,7 +245,7 @@ def test_sources_that_contradict_each_other(given, told):
         ({"used": None}, "unknown", "outside_not_visible"),
         ({"used": 0, "memory_basis": "clients"}, "unknown", "outside_not_visible"),
         # a number that only the driver knows may be another process's, outside
-        ({"processes": [listed(20, 30)]}, "busy", "held_by_process"),
+        ({"processes": [listed(20, 30)]}, "busy", "held_by_unresolvable"),
         ({"processes": [listed(20, 30, source="kfd")]}, "busy", "held_by_unresolvable"),
         ({"processes": [listed(20, 30)], "nodes": [20]}, "clear", "idle"),
         ({"processes": [listed(20, 30, source="fdinfo")]}, "clear", "idle"),
@@ -265,6 +265,27 @@ def test_nobody_is_taken_for_a_stranger_by_a_number_from_outside():
     assert look(view=INSIDE, **given).verdict == "busy"
     assert look(view=INSIDE, nodes=[30], **given).verdict == "clear"
     assert look(view=View("unknown", None), **given).verdict == "busy"
+
+
+def test_memory_that_several_share_is_counted_once():
+    """Each of two foreign processes has the same 10000 MiB; the other half of what is in use is nobody's."""
+    shared = [dict(listed(pid, 10000, source="fdinfo"), clients={"7": 10000}) for pid in (30, 40)]
+    options = Options(unit="sglang.service")
+    people = {**PEOPLE, 40: STRANGER}
+    facts = {"index": 0, "nodes": ["renderD128"], "memory_used": 20000, "processes": shared, "lists": "complete"}
+
+    def verdict(used):
+        device = judge("amd", {**facts, "memory_used": used}, NodeFacts({}), HOST, people.get, options)
+        return device.verdict, device.reason, device.detail
+
+    assert verdict(20000) == (
+        "busy",
+        "held_by_unresolvable",
+        "10000 of 20000 MiB in use are held by no visible process",
+    )
+    assert verdict(10100)[:2] == ("clear", "idle")
+    shared[0]["memory"] = 10300  # of which it shares 10000
+    assert verdict(10900)[2] == "600 of 10900 MiB in use are held by no visible process"
 
 
 def part(index, used=3, **more):
@@ -303,6 +324,11 @@ def part(index, used=3, **more):
         ([part(0, 4000, processes=[listed(20, 400)])], {"used": 4000}, "busy", "held_by_unresolvable"),
         ([part(0)], {"processes": [listed(10, 100, "graphics")], "used": 103}, "busy", "held_by_process"),
         ([part(0)], {"error": "/proc cannot be listed"}, "unknown", "nodes_unreadable"),
+        # a partition that tells no memory of its own explains no more than its processes hold
+        ([part(0), part(1, None)], {"used": 40000}, "busy", "held_by_unresolvable"),
+        ([part(0), part(1, None)], {"used": 6}, "clear", "idle"),
+        ([part(0), part(1, None, processes=[listed(20, 400)])], {"used": 406}, "clear", "idle"),
+        ([part(0), part(1, None, processes=[listed(20, 400)])], {"used": 900}, "busy", "held_by_unresolvable"),
     ],
 )
 def test_a_partitioned_device_is_as_bad_as_its_worst_partition(partitions, given, verdict, reason):
@@ -325,17 +351,22 @@ def test_compute_instances_share_the_memory_of_their_gpu_instance():
     device = look(used=9000, partitioned=True, partitions=pair, nodes=held)
     assert [(p.verdict, [h.pid for h in p.holders]) for p in device.partitions] == [("clear", []), ("busy", [10])]
     device = look(used=14000, partitioned=True, partitions=pair, nodes=held)
-    assert device.detail.startswith("5000 MiB are in use by no visible process; partition 1 of GPU 0: process 10 ")
+    assert device.detail.startswith(
+        "5000 MiB are in use outside of its partitions by no visible process; partition 1 of GPU 0: process 10 "
+    )
     quiet = [part(0, ci=0, **shared), part(1, ci=1, **shared)]
     device = look(used=9000, partitioned=True, partitions=quiet)
     assert [p.reason for p in device.partitions] == ["held_by_unresolvable"] * 2
     idle = [part(0, gi=1, ci=0), part(1, gi=1, ci=1), part(2, gi=2, ci=0)]
     assert look(used=6, partitioned=True, partitions=idle).verdict == "clear"
     device = look(used=5000, partitioned=True, partitions=idle)
-    assert (device.verdict, device.detail) == ("busy", "4994 MiB are in use by no visible process")
+    assert (device.verdict, device.detail) == (
+        "busy",
+        "4994 MiB are in use outside of its partitions by no visible process",
+    )
     untold = [part(0, ci=0, **shared), part(1, ci=1, processes=[listed(20, None)], **shared)]
     device = look(used=9000, partitioned=True, partitions=untold)
-    assert [p.reason for p in device.partitions] == ["idle", "memory_unattributed"]
+    assert [p.reason for p in device.partitions] == ["memory_unattributed"] * 2
     assert device.verdict == "unknown"
 
 
