@@ -255,16 +255,3 @@ def test_a_process_table_that_hides_others_says_so(proc, monkeypatch, options, u
         handle.write(lines % (proc.root, options))
     monkeypatch.setattr(_gpu_nodes.os, "geteuid", lambda: uid)
     assert scan(proc=proc.root).hidden == hidden
-
-
-def test_real_nodes_open_and_mapped(monkeypatch):
-    """A device of this machine stands in for a GPU: real tables, real links, real numbers."""
-    zero = os.stat("/dev/zero").st_rdev
-    monkeypatch.setattr(_gpu_tables.Names, "_by_number", lambda _names, number: (number == zero, "nvidia0"))
-    assert os.getpid() not in scan().holders.get("nvidia0", [])
-    with open("/dev/zero", "rb") as handle:
-        assert os.getpid() in scan().holders["nvidia0"]
-        memory = _gpu_nodes.mmap.mmap(handle.fileno(), 4096, _gpu_nodes.mmap.MAP_PRIVATE)
-    assert os.getpid() in scan().holders["nvidia0"]
-    memory.close()
-    assert os.getpid() not in scan().holders.get("nvidia0", [])
