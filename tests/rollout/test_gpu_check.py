@@ -171,7 +171,7 @@ def test_check_mode_says_the_same_and_writes_nothing(lab: Lab, tmp_path: Path) -
 def test_devices_and_counts_that_are_asked_for(lab: Lab) -> None:
     done = lab.check("-e", "gpuops_hosts=free", "-e", "gpuops_expected_gpus=8")
     assert done.returncode == 2
-    assert table(done)[2] == "NO     free  error, 8 GPUs are expected, but the driver knows only 1"
+    assert table(done)[2] == "NO     free  error, GPUs expected: 8, found: 1"
     done = lab.check("-e", "gpuops_hosts=free", "-e", "gpuops_gpus=0,1")
     assert done.returncode == 2
     assert [row.split()[:6] for row in table(done)[1:3]] == [
@@ -206,9 +206,7 @@ def test_what_each_host_expects_and_what_its_services_use(lab: Lab, tmp_path: Pa
     done = lab.check(*with_services)
     assert done.returncode == 2
     assert [row.split()[1] for row in table(done)[1:-1]] == ["free", "held", "held"]
-    assert table(done)[3].startswith(
-        "NO     held  error, 2 GPUs are expected, but the driver knows only 1; GPU 0 is busy"
-    )
+    assert table(done)[3].startswith("NO     held  error, GPUs expected: 2, found: 1; GPU 0 is busy")
     done = lab.check(*with_services, "-e", "service=chat")
     assert done.returncode == 0, done.stdout
     assert [row.split()[1:3] for row in table(done)[1:-1]] == [["free", "0"]]
