@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import platform
@@ -55,12 +57,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of processes and units may be any bytes
     try:
         options = _parser().parse_args(argv)
     except SystemExit as stop:
         return _verdicts.USAGE_EXIT_CODE if stop.code else 0
     try:
-        return int(options.run(options))
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:  # nobody reads the answer, or it cannot be written: then it is none
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        print("gpuops: the answer cannot be written: %s" % error.strerror, file=sys.stderr)
+        return 2
     except UsageError as error:
         print("gpuops: %s" % error.message, file=sys.stderr)
         return _verdicts.USAGE_EXIT_CODE

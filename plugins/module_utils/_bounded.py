@@ -13,6 +13,7 @@ without trying again.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -29,6 +30,7 @@ STUCK_FOLDER = "/run/gpuops/stuck"
 KILL_WAIT = 0.5
 EXIT_WAIT = 5.0
 TICK = 1.0
+PR_SET_PDEATHSIG = 1
 
 Report = t.Callable[[t.Dict[str, t.Any]], None]
 
@@ -57,10 +59,12 @@ def run(
     timeout: float,
     key: t.Optional[str] = None,
     tick: t.Optional[t.Callable[[], None]] = None,
+    dies_with_caller: bool = False,
 ) -> Outcome:
     """Call ``function(report)`` in a child and return its JSON-able value within ``timeout`` seconds.
 
     What the function passes to ``report`` before the limit is kept in ``partial``.
+    With ``dies_with_caller`` the kernel ends the child when the caller is killed, so that none hangs on in a driver.
     ``tick`` is called about once a second in the caller meanwhile; when it raises, the child is ended.
     A :class:`ServingError` raised in the child is raised here as well.
     """
@@ -69,10 +73,11 @@ def run(
         if stuck is not None:
             return Outcome("stuck", error="process %d has not come back from an earlier call" % stuck)
     began = time.monotonic()
-    reader, writer = os.pipe()
+    reader, writer = _pipe()
+    caller = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _child(function, reader, writer)
+        _child(function, reader, writer, caller if dies_with_caller else 0)
     os.close(writer)
     try:
         lines, finished = _collect(reader, began + timeout, tick)
@@ -103,9 +108,28 @@ def stuck_children() -> t.List[t.Tuple[int, int]]:
     return found
 
 
-def _child(function: t.Callable[[Report], t.Any], reader: int, writer: int) -> t.NoReturn:
+def _pipe() -> t.Tuple[int, int]:
+    """A pipe beside the standard files, even where the caller was started with some of those closed."""
+    ends = []
+    for number in os.pipe():
+        ends.append(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3))
+        os.close(number)
+    return ends[0], ends[1]
+
+
+def _die_with(caller: int) -> None:
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != caller:
+        os._exit(70)  # it was killed before
+
+
+def _child(function: t.Callable[[Report], t.Any], reader: int, writer: int, caller: int) -> t.NoReturn:
     code = 0
     try:
+        if caller:
+            _die_with(caller)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.setsid()
@@ -187,9 +211,9 @@ def _settle(records: t.List[t.Dict[str, t.Any]], finished: bool, gone: bool, tim
     elif finished:
         outcome = Outcome("error", error="the child ended without an answer")
     elif gone:
-        outcome = Outcome("timeout", error="no answer within %g s" % timeout)
+        outcome = Outcome("timeout", error="no answer within %.3g s" % timeout)
     else:
-        outcome = Outcome("stuck", error="no answer within %g s, and process %d cannot be ended" % (timeout, pid))
+        outcome = Outcome("stuck", error="no answer within %.3g s, and process %d cannot be ended" % (timeout, pid))
     outcome.partial = partial
     outcome.left_behind = not gone
     return outcome
@@ -257,7 +281,7 @@ def _read_record(path: str) -> t.Optional[t.Tuple[int, int]]:
         with open(path, encoding="utf-8") as handle:
             found = json.load(handle)
         pid, start = int(found["pid"]), int(found["start"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
     if _start_ticks(pid) != start:
         return None

@@ -23,6 +23,7 @@ from ._verdicts import worst
 __all__ = ["DEFAULT_ALLOWED", "Device", "Holder", "Options", "Reading", "read", "wait_clear"]
 
 BUSY_SENSOR = 90  # percent
+LAST_LOOK = 2.0  # seconds for the look that begins when the time is over
 LAST_ANSWER = 1.0  # seconds for systemd and for the open files when the time is over
 NAMES = {"nvidia": "NVIDIA", "amd": "AMD", "intel": "Intel"}
 # What a vendor's library answers on a host without that vendor's hardware.
@@ -72,7 +73,7 @@ class Reading:
         self.verdict = worst([self.verdict, verdict]) if self.devices or self.reason else verdict
         if not self.reason:
             self.reason, self.detail = reason, detail
-        else:
+        elif detail not in self.detail:
             self.detail += "; " + detail
 
     def as_dict(self) -> t.Dict[str, t.Any]:
@@ -143,17 +144,18 @@ def read(
     if options.vendor not in ("auto", "nvidia") and options.vendor not in present:
         return _no_stack(options)
     deadline = Deadline(_gpu_nvidia.READING_LIMIT if limit is None else limit)
+    state = None if options.unit is None else _unit(options.unit, options, deadline, proc)
     readings, nodes = _ask(options, selectors, present, place, deadline)
     view = _gpu_view.look(proc)
     reading = Reading(container=view.container, sees_all_processes=view.complete)
     reading.stuck_probes = sorted(pid for pid, _start in _bounded.stuck_children())
     every = [facts for vendor in readings for facts in vendor.devices]
     _without(every, nodes, [*reading.stuck_probes, os.getpid()], view.complete)
-    resolve = _resolver(_mentioned(every, nodes), options, deadline, proc)
+    resolve = _resolver(_mentioned(every, nodes), options, state, proc)
     judged = [judge(v.vendor, facts, nodes, view, resolve, options) for v in readings for facts in v.devices]
     _choose(reading, judged, readings, selectors, options)
     _check_count(reading, options)
-    _warn(reading, readings)
+    _warn(reading, readings, _gpu_nvidia.on_bus(sys))
     return reading
 
 
@@ -247,12 +249,12 @@ def wait_clear(
     last: t.Optional[Reading] = None
     readings = in_a_row = 0
     while True:
-        reading = look(options, None if single else deadline.remaining)
+        reading = look(options, None if single else max(LAST_LOOK, deadline.remaining))
         readings += 1
-        in_a_row = in_a_row + 1 if reading.verdict == "clear" else 0
         # A look that the deadline cut short tells less than the one before it.
         if last is None or not (deadline.expired and reading.cut_short):
             last = reading
+            in_a_row = in_a_row + 1 if reading.verdict == "clear" else 0
         lasting = reading.reason in _gpu_reasons.LASTING
         if single or in_a_row >= options.confirmations or lasting or deadline.expired:
             break
@@ -297,23 +299,28 @@ def _mentioned(devices: t.Sequence[Facts], nodes: _gpu_nodes.NodeFacts) -> t.Set
     return pids.union(*nodes.holders.values())
 
 
-def _resolver(pids: t.Set[int], options: Options, deadline: Deadline, proc: str) -> Resolve:
+def _unit(name: str, options: Options, deadline: Deadline, proc: str) -> t.Any:
+    """The state of the unit that is judged; a UsageError, before anything else is read, where there is none."""
+    from . import _ownership, _systemd
+
+    state = _systemd.show(name, max(LAST_ANSWER, min(10.0, deadline.remaining)))
+    known = state.load_state != "not-found"
+    if not (known or _ownership.of_unit(Table.snapshot(proc), state, mark_gid=options.mark_gid).processes):
+        raise UsageError(
+            'the unit "%s" is not known on this host and owns no process: nothing of it can be judged' % name
+        )
+    return state
+
+
+def _resolver(pids: t.Set[int], options: Options, state: t.Any, proc: str) -> Resolve:
     from . import _ownership
 
     owned: t.Optional[t.Collection[t.Any]] = None
-    if options.unit is None:
+    if state is None:
         table = Table.of(pids, proc)
     else:
-        from . import _systemd
-
         table = Table.snapshot(proc)
-        state = _systemd.show(options.unit, max(LAST_ANSWER, min(10.0, deadline.remaining)))
         owned = _ownership.of_unit(table, state, mark_gid=options.mark_gid).processes
-        if state.load_state == "not-found" and not owned:
-            raise UsageError(
-                'the unit "%s" is not known on this host and owns no process: nothing of it can be judged'
-                % options.unit
-            )
 
     def resolve(pid: int) -> t.Optional[Identity]:
         process = table.get(pid)
@@ -338,9 +345,11 @@ def _check_count(reading: Reading, options: Options) -> None:
         reading.warnings.append("GPUs expected: %d, found: %d" % (options.expected_gpus, reading.count))
 
 
-def _warn(reading: Reading, readings: t.Sequence[VendorReading]) -> None:
+def _warn(reading: Reading, readings: t.Sequence[VendorReading], on_bus: int) -> None:
     for vendor in readings:
         reading.warnings.extend(vendor.warnings)
+        if vendor.vendor == "nvidia" and vendor.count and vendor.count < on_bus:
+            reading.warnings.append("the PCI bus shows %d NVIDIA GPUs, the driver knows %d" % (on_bus, vendor.count))
     for device in reading.devices:
         utilization = device.utilization or 0
         if device.verdict == "clear" and utilization >= BUSY_SENSOR:

@@ -63,7 +63,7 @@ def read(
     if not any(card.driver == DRIVER for card in cards):
         kfd, library = _gpu_kfd.Kfd(), _gpu_amdsmi.Told()
     else:
-        kfd = _gpu_kfd.read(sys, deadline.remaining)
+        kfd = _gpu_kfd.read(sys, deadline.remaining / 4)
         library = _gpu_amdsmi.read(deadline.remaining / 4)  # it only adds to what the cards tell
     reading.warnings.extend(filter(None, (kfd.error, library.error)))
     for card in cards:
@@ -75,7 +75,8 @@ def read(
             minors = sorted({device["minor"] for device in kfd.of(card) if device["minor"] >= 0})
             extra = tuple(name for name in map("renderD{}".format, minors) if name not in card.nodes)
             card = dataclasses.replace(card, nodes=card.nodes + extra)
-            account = _gpu_drm.examine(card, _attributes, nodes, proc, deadline.remaining)
+            share = deadline.remaining / (len(cards) - card.index)  # a sick device leaves the others theirs
+            account = _gpu_drm.examine(card, _attributes, nodes, proc, share)
             facts = _facts(card, account, kfd, nodes)
             facts["name"] = facts.get("name") or library.names.get(card.pci)
             facts["processes"] += library.processes.get(card.pci, [])

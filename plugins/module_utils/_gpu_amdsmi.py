@@ -40,7 +40,7 @@ def read(limit: float = LIMIT) -> Told:
     told = Told()
     if limit <= 0:
         return told
-    outcome = _bounded.run(_look, min(limit, LIMIT), key=KEY)
+    outcome = _bounded.run(_look, min(limit, LIMIT), key=KEY, dies_with_caller=True)
     for part in outcome.partial:
         if "name" in part:
             told.names[part["pci"]] = part["name"]

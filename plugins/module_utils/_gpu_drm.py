@@ -247,7 +247,7 @@ def examine(card: Card, attributes: Attributes, nodes: NodeFacts, proc: str, lim
     if limit <= 0:
         return _failed(account, "timeout", "the time was over before this device was read")
     look = functools.partial(_look, card=card, attributes=attributes, files=files, proc=proc)
-    outcome = _bounded.run(look, min(limit, DEVICE_LIMIT), key="drm-" + card.pci)
+    outcome = _bounded.run(look, min(limit, DEVICE_LIMIT), key="drm-" + card.pci, dies_with_caller=True)
     at = "its attributes"
     for part in outcome.partial:
         account.facts.update(part.get("facts", {}))
@@ -355,7 +355,7 @@ def parse(account: str) -> t.Optional[Client]:
 
 
 def _amount(value: str) -> t.Optional[int]:
-    match = re.match(r"(\d+)\s*([A-Za-z]*)\Z", value)
+    match = re.match(r"(\d{1,20})\s*([A-Za-z]*)\Z", value)
     if match is None or match.group(2) not in UNITS:
         return None
     return int(match.group(1)) * UNITS[match.group(2)]

@@ -15,6 +15,7 @@ nodes         names of the device nodes that mean this device: ["nvidia0"], ["re
 integrated    true for a device that has no memory of its own
 memory_used   MiB, rounded up, or None where nobody tells; so is memory_total
 memory_basis  what memory_used counts: a word of BASES
+memory_denied true where there is a figure of the memory in use that cannot be read
 processes     [{"pid", "memory" (MiB or None), "kind" (compute, graphics, mps), "source" (a word of SOURCES),
               "clients" (MiB by identity, where several processes may share what they hold)}]
 lists         "complete"; "absent" when processes may be missing from it; "denied" when it may not be read

@@ -72,7 +72,8 @@ def read(
         if facts is not None:
             facts["integrated"] = BUILT_IN.match(card.pci) is not None
         else:
-            facts = _facts(card, _gpu_drm.examine(card, attributes, nodes, proc, deadline.remaining), nodes)
+            share = deadline.remaining / (len(cards) - card.index)  # a sick device leaves the others theirs
+            facts = _facts(card, _gpu_drm.examine(card, attributes, nodes, proc, share), nodes)
         reading.devices.append(facts)
     return reading
 
@@ -103,9 +104,11 @@ def _attributes(card: Card, sys: str) -> Facts:
         total += _gpu_drm.number("%s/%s/physical_vram_size_bytes" % (card.path, tile)) or 0
     for text in _debug_texts(card, sys):
         size, usage = _manager(text)
-        if usage is not None:
-            used = (used or 0) + usage
-            total = max(total, size or 0)
+        if usage is None:
+            used = None  # the sum of some parts is no figure of the device
+            break
+        used = (used or 0) + usage
+        total = max(total, size or 0)
     facts: Facts = {"memory_total": _gpu_drm.mib(total) if total else None}
     if used is not None:
         # The driver's own buffers are in it.
@@ -128,7 +131,7 @@ def _debug_texts(card: Card, sys: str) -> t.List[str]:
             continue
         paths = ["%s/%s/vram_mm" % (folder, name) for name in entries if re.match(r"tile\d+\Z", name)]
         paths += ["%s/%s" % (folder, name) for name in entries if re.match(r"vram\d+_mm\Z", name)]
-        texts = [text for text in map(_read, paths) if text]
+        texts = [text or "" for text in map(_read, paths)]
         if texts:
             return texts
     return []

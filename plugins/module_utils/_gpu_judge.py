@@ -178,6 +178,8 @@ def _unseen(device: Device, facts: Facts, case: _Case) -> Found:
         return "unknown", "nodes_unreadable", "its device node is not known"
     if nodes.hidden:
         return "unknown", "nodes_unreadable", _hidden(nodes)
+    if facts.get("memory_denied"):
+        return "unknown", "memory_unreadable", "there is a figure of its memory in use, and it cannot be read"
     if lists == "denied":
         return "unknown", "processes_unreadable", "this account may not see the processes on it"
     if lists == "absent" and (device.memory_used is None or _suspects(device)):

@@ -70,7 +70,7 @@ def read(sys: str = "/sys", limit: float = LIMIT) -> Kfd:
     def look(report: _bounded.Report) -> None:
         _look(report, base)
 
-    outcome = _bounded.run(look, max(0.1, min(limit, LIMIT)), key=KEY)
+    outcome = _bounded.run(look, max(0.1, min(limit, LIMIT)), key=KEY, dies_with_caller=True)
     for part in outcome.partial:
         if "device" in part:
             kfd.devices.append(part["device"])

@@ -41,6 +41,7 @@ SLICE = 1.0  # seconds for a pair of children; what one hangs on for half of the
 END_WAIT = 0.5  # seconds for the end of a child that was killed
 TELL = 0.1  # seconds between the reports of a child: what it has told need not be read again
 BATCH = 512  # tables in one report
+ROUNDS = 20  # listings of the processes until there is nobody new
 
 
 @dataclass
@@ -76,14 +77,33 @@ class _Mark:
 class _Scan:
     """One look at all processes: what is still to be read, and what was found."""
 
-    def __init__(self, names: Names, proc: str, pids: t.Sequence[int]) -> None:
+    def __init__(self, names: Names, proc: str) -> None:
         self.names, self.proc = names, proc
-        self.hung = _stuck_on().intersection((kind, pid) for kind in KINDS for pid in pids)
-        self.todo = {kind: [pid for pid in pids if (kind, pid) not in self.hung] for kind in KINDS}
+        self.stuck_on = _stuck_on()
+        self.hung: t.Set[t.Tuple[str, int]] = set()
+        self.todo: t.Dict[str, t.List[int]] = {kind: [] for kind in KINDS}
         self.marks = {kind: _Mark() for kind in KINDS}
         self.holders: t.Dict[str, t.Set[int]] = {}
         self.files: t.List[t.Tuple[int, int, str]] = []
-        self.hidden = {pid for _kind, pid in self.hung}
+        self.hidden: t.Set[int] = set()
+        self.ours: t.Set[int] = set()  # children, which may yet be there when the processes are listed again
+
+    def add(self, pids: t.Sequence[int]) -> None:
+        """Take on further processes."""
+        for kind in KINDS:
+            hung = {(kind, pid) for pid in pids} & self.stuck_on
+            self.hung |= hung
+            self.hidden.update(pid for _kind, pid in hung)
+            self.todo[kind] += [pid for pid in pids if (kind, pid) not in hung]
+
+    def finish(self, deadline: Deadline) -> str:
+        """Read all that is still to be read; say why that cannot be done, if so."""
+        allowed, why = min(SLICE, deadline.seconds / 3), ""
+        while self.left and not why:
+            why = self.step(min(allowed, deadline.remaining), allowed / 2)
+            if self.left and deadline.expired:
+                why = why or "no answer within %.3g s" % deadline.seconds
+        return why
 
     @property
     def left(self) -> t.Set[int]:
@@ -95,6 +115,7 @@ class _Scan:
         for mark in self.marks.values():
             mark.set(-1, time.monotonic(), 0)
         outcome = _bounded.run(self._read, limit)
+        self.ours.add(outcome.pid)
         now, done = time.monotonic(), dict.fromkeys(KINDS, 0)
         for part in outcome.partial:
             done[part["kind"]] = part["done"]
@@ -104,6 +125,7 @@ class _Scan:
                 self.holders.setdefault(name, set()).add(pid)
         for kind in KINDS:
             place, since, child = self.marks[kind].get()
+            self.ours.add(child)
             if not outcome.ok and place >= done[kind] and now - since >= patience:
                 self._leave_out(kind, self.todo[kind].pop(place), child)
             del self.todo[kind][: done[kind]]
@@ -161,7 +183,7 @@ class _Scan:
                     open_nodes(process, self.names, found)
                 else:
                     holders.extend((pid, name) for name in mapped_nodes(process, self.names))
-            except PermissionError:
+            except OSError:
                 if not is_gone(process):
                     hidden.append(pid)
             for number, name in found:
@@ -206,17 +228,21 @@ def scan(folder: str = "/dev", proc: str = "/proc", limit: float = LIMIT) -> Nod
     stuck = _bounded.stuck_child(KEY)
     if stuck is not None:
         return NodeFacts(error=_unreadable("process %d has not come back from an earlier call" % stuck))
+    look, why = _Scan(Names(folder, proc), proc), ""
+    pids: t.Set[int] = set()
     try:
-        pids = sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit())
+        # Who was born meanwhile may have what another has left to it: until nobody new is there, it is not complete.
+        for _round in range(ROUNDS):
+            born = {int(entry) for entry in os.listdir(proc) if entry.isdigit()} - pids - look.ours
+            if why or not born:
+                break
+            pids |= born
+            look.add(sorted(born))
+            why = look.finish(deadline)
+        else:
+            why = "processes come and go faster than they can be read"
     except OSError as error:
         return NodeFacts(error="%s cannot be listed: %s" % (proc, error.strerror))
-    look = _Scan(Names(folder, proc), proc, pids)
-    allowed = min(SLICE, limit / 3)
-    why = ""
-    while look.left and not why:
-        why = look.step(min(allowed, deadline.remaining), allowed / 2)
-        if look.left and deadline.expired:
-            why = why or "no answer within %g s" % limit
     look.hidden.update(look.left)
     return NodeFacts(
         holders={name: sorted(look.holders[name]) for name in sorted(look.holders)},

@@ -95,12 +95,14 @@ def _told(pynvml: t.Any, facts: Facts, tell: t.Callable[[], None]) -> Facts:
     return facts
 
 
-def _optional(pynvml: t.Any, call: t.Callable[[], t.Any]) -> t.Any:
-    """The answer, or None where the driver, the device or the binding does not know it."""
+def _optional(pynvml: t.Any, call: t.Callable[[], t.Any], denied: t.Optional[t.List[int]] = None) -> t.Any:
+    """The answer, or None where the driver, the device or the binding does not know it; ``denied`` gets a refusal."""
     try:
         return _text(call())
     except pynvml.NVMLError as error:
         if error.value in FIELD:
+            if denied is not None and error.value in (NO_PERMISSION, NOT_FOUND):
+                denied.append(error.value)
             return None
         raise
     except (AttributeError, UnicodeDecodeError):
@@ -175,13 +177,16 @@ def _memory(pynvml: t.Any, handle: t.Any) -> Facts:
     """Version 2 keeps the driver's own share apart; an older driver or binding has only version 1."""
     basis, memory = "used", None
     version = getattr(pynvml, "nvmlMemory_v2", None)
+    denied: t.List[int] = []
     if version is not None:
-        memory = _optional(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=version))
+        memory = _optional(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, version=version), denied)
     if memory is None:
         basis = "used_and_reserved"
-        memory = _optional(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle))
+        memory = _optional(pynvml, lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), denied)
     if memory is None or not memory.total:
-        return {"memory_total": None, "memory_used": None, "memory_basis": "not_available"}
+        # A device without a figure of its own is another matter than a figure that we may not see, or that cannot be.
+        facts: Facts = {"memory_total": None, "memory_used": None, "memory_basis": "not_available"}
+        return {**facts, "memory_denied": True} if denied or (memory is not None and memory.used) else facts
     used = _mib(memory.used)
     basis = "not_available" if used is None else basis
     return {"memory_total": _mib(memory.total), "memory_used": used, "memory_basis": basis}

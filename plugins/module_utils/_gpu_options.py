@@ -10,7 +10,7 @@ import typing as t
 from dataclasses import dataclass
 
 from . import _limits
-from ._errors import UsageError
+from ._errors import ServingError, UsageError
 from ._gpu_select import check
 
 __all__ = ["VENDORS", "Options", "Rule", "of_params"]
@@ -52,12 +52,18 @@ def of_params(params: t.Mapping[str, t.Any]) -> Options:
     for rule in rules or ():
         if not any(rule.get(key) for key in RULE_KEYS):
             raise UsageError('a rule of "allowed_holders" is empty: give a name, a user or a unit')
-    if params["gpus"]:
+    if params["gpus"] not in (None, []):
         check(params["gpus"])
+    elif params["gpus"] == [] and params["expected_gpus"] is not None:
+        raise UsageError('"expected_gpus" counts the GPUs of the host, and none is looked at: leave it out')
     mark_gid = None
-    if params["unit"]:
-        from . import _selection
+    if params["unit"] is not None:
+        from . import _selection, _systemd
 
+        try:
+            _systemd.unit_name(params["unit"])
+        except ServingError as error:
+            raise UsageError(error.message) from error
         mark_gid = _selection.mark_of(params.get("service"), params["unit"], params.get("definition") or {})
     return Options(
         gpus=params["gpus"],

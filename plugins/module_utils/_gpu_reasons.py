@@ -24,6 +24,7 @@ DEVICE: t.Dict[str, t.Tuple[str, str]] = {
     "node_held_memory_unreadable": ("busy", "a process has its device node open, and the memory in use is not told"),
     "processes_unreadable": ("unknown", "the list of processes on it is not complete, and nothing else excludes one"),
     "nodes_unreadable": ("unknown", "the open device nodes of some processes could not be seen"),
+    "memory_unreadable": ("unknown", "there is a figure of its memory in use, and it cannot be read"),
     "outside_not_visible": ("unknown", "only this container is visible, and the memory in use is not told"),
     "memory_unattributed": ("unknown", "an allowed or foreign process holds memory of unknown size"),
     "partitions_unreadable": ("unknown", "it is partitioned (MIG), and its partitions cannot be told"),

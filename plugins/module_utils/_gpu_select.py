@@ -14,18 +14,21 @@ from ._gpu_device import Device
 
 __all__ = ["candidates", "check", "index_of", "pci_of", "pick"]
 
-UUID = ("GPU-", "MIG-")
+UUID = re.compile(r"(?:GPU|MIG)-[0-9a-zA-Z/-]{1,96}\Z")
 
 
-def check(gpus: t.Sequence[t.Any]) -> t.List[str]:
+def check(gpus: t.Any) -> t.List[str]:
     """The names, each in one spelling; a UsageError before anything is read where they make no sense."""
+    if not isinstance(gpus, (list, tuple)):
+        raise UsageError("the GPUs must be a list of indexes, UUIDs or PCI addresses, not %s" % type(gpus).__name__)
     selectors = [str(entry).strip() for entry in gpus]
     selectors = [text if index_of(text) is None else str(index_of(text)) for text in selectors]
     if not selectors:
         raise UsageError("the list of GPUs is empty: name at least one, or leave the list out to mean all")
     for text in selectors:
-        if index_of(text) is None and not text.startswith(UUID) and pci_of(text) is None:
-            raise UsageError('"%s" names no GPU: give an index, a UUID or a PCI address' % text)
+        if index_of(text) is None and not UUID.match(text) and pci_of(text) is None:
+            shown = text[:60].encode("unicode_escape").decode("ascii")
+            raise UsageError('"%s" names no GPU: give an index, a UUID or a PCI address' % shown)
     if len(set(selectors)) != len(selectors):
         raise UsageError("the list of GPUs names one twice: %s" % ", ".join(selectors))
     addresses = [pci_of(text) for text in selectors if pci_of(text) is not None]
@@ -67,6 +70,8 @@ def pick(
     A UsageError where an index may mean devices of several vendors, or two names mean one device.
     """
     meant, _others = candidates(devices, vendor)
+    if silent and vendor == "auto":
+        meant = [device for device in meant if not device.integrated]  # beside others they would not be meant
     found = [_one(text, meant, devices, silent) for text in selectors]
     for number, device in enumerate(found):
         if any(device is other for other in found[:number]):

@@ -21,6 +21,8 @@ import typing as t
 __all__ = ["Names", "canonical", "is_gone", "mapped_nodes", "open_nodes"]
 
 DELETED = " (deleted)"
+# What has ended has nothing. Any other failure, such as too many open files on the host, says nothing of what it has.
+GONE = (FileNotFoundError, ProcessLookupError)
 NVIDIA_MAJOR, NVIDIA_LAST = 195, 247  # minors above are nodes that name no device
 DRM_MAJOR, DRM_RENDER, DRM_LAST = 226, 128, 191
 EXTENDED = "card or renderD"  # a minor above the last is given to either kind when there are more than 64 devices
@@ -115,7 +117,7 @@ def is_gone(process: str) -> bool:
 
 
 def open_nodes(process: str, names: Names, found: t.List[t.Tuple[int, str]]) -> None:
-    """Append (file descriptor, name) of each open node; PermissionError where the table may not be read."""
+    """Append (file descriptor, name) of each open node; OSError where the table cannot be read."""
     if _open_in(process + "/fd", names, found):
         return
     # A main thread that has ended has no table, while the threads that live on still hold it open.
@@ -124,7 +126,7 @@ def open_nodes(process: str, names: Names, found: t.List[t.Tuple[int, str]]) -> 
 
 
 def mapped_nodes(process: str, names: Names) -> t.Set[str]:
-    """The nodes that a process has mapped; PermissionError where its mappings may not be read."""
+    """The nodes that a process has mapped; OSError where its mappings cannot be read."""
     found = _asked(process, names) if names.answers else None
     return _written(process, names) if found is None else found
 
@@ -133,9 +135,7 @@ def _asked(process: str, names: Names) -> t.Optional[t.Set[str]]:
     """By asking for one mapped file after the other, which costs less than all of it in writing; None for no answer."""
     try:
         file = os.open(process + "/maps", os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        raise
-    except OSError:
+    except GONE:
         return None
     found = set()
     query = bytearray(QUERY_SIZE)
@@ -217,9 +217,7 @@ def _threads(process: str) -> t.List[int]:
     """The threads beside the main one, if there are any."""
     try:
         threads = sorted(int(entry) for entry in os.listdir(process + "/task"))
-    except PermissionError:
-        raise
-    except OSError:
+    except GONE:
         return []
     return threads if len(threads) > 1 else []
 
@@ -228,9 +226,7 @@ def _open_in(table: str, names: Names, found: t.List[t.Tuple[int, str]]) -> bool
     """Append what one file table holds; say whether it holds anything at all."""
     try:
         folder = os.open(table, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:
-        raise
-    except OSError:
+    except GONE:
         return False
     try:
         numbers = os.listdir(folder)
@@ -239,9 +235,7 @@ def _open_in(table: str, names: Names, found: t.List[t.Tuple[int, str]]) -> bool
             if name is not None:
                 found.append((int(number), name))
         return bool(numbers)
-    except PermissionError:
-        raise
-    except OSError:
+    except GONE:
         return False
     finally:
         os.close(folder)
@@ -255,9 +249,7 @@ def _node(number: str, folder: int, names: Names) -> t.Optional[str]:
         except OSError:
             return names.by_path(_link(number, folder))  # a file system that lets only its owner look
         return names.of(found, _link, number, folder)
-    except PermissionError:
-        raise
-    except OSError:
+    except GONE:
         return None  # closed meanwhile
 
 
@@ -269,9 +261,7 @@ def _content(path: str) -> bytes:
     """What a file of the process table tells, which is nothing once the process has ended."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        raise
-    except OSError:
+    except GONE:
         return b""
     try:
         chunks: t.List[bytes] = []
@@ -280,9 +270,7 @@ def _content(path: str) -> bytes:
             if not chunk:
                 return b"".join(chunks)
             chunks.append(chunk)
-    except PermissionError:
-        raise
-    except OSError:
+    except GONE:
         return b""
     finally:
         os.close(file)

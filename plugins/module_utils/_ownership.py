@@ -107,9 +107,14 @@ def attribute(process: Process) -> tuple[str | None, str | None]:
         container = _container(parts, place) or container
         if outer and part and not part.endswith(".slice"):
             name = part[1:] if part.startswith("_") else part
-            unit = name if name.endswith(UNIT_SUFFIXES) else None
+            unit = _printable(name) if name.endswith(UNIT_SUFFIXES) else None
             outer = False
     return unit, container
+
+
+def _printable(name: str) -> str:
+    """A name that anybody may have given to a cgroup, as one printable line; that of a real unit is one already."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
 
 
 def _container(parts: list[str], place: int) -> str | None:

@@ -212,8 +212,8 @@ gpus:
         - For V(busy), V(held_by_process); V(held_by_unresolvable) when memory is in use by no process that is visible
           here; V(node_held_memory_in_use) or V(node_held_memory_unreadable) when a process has the device node open
           while memory is in use or cannot be read.
-        - For V(unknown), V(processes_unreadable), V(nodes_unreadable), V(outside_not_visible), V(memory_unattributed)
-          or V(partitions_unreadable).
+        - For V(unknown), V(processes_unreadable), V(nodes_unreadable), V(memory_unreadable), V(outside_not_visible),
+          V(memory_unattributed) or V(partitions_unreadable).
         - For V(error), V(gpu_lost), V(reset_required), V(blocked_by_system), V(driver_mismatch), V(driver_not_loaded),
           V(passed_through), V(no_permission), V(no_power), V(driver_too_old), V(library_missing),
           V(driver_error), V(timeout), V(stuck), V(internal) or V(not_found).

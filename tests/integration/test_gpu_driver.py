@@ -273,3 +273,29 @@ def test_a_look_that_has_answered_and_does_not_end_is_told_and_not_repeated(lab,
     assert reading.stuck_probes == [pids["nodes"]]
     end_child("nodes")
     assert lab.look().verdict == "clear"
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"), [(3, ("clear", "judged_by_holders")), (4, ("unknown", "memory_unreadable"))]
+)
+def test_a_figure_that_is_refused_is_not_one_that_does_not_exist(lab, code, verdict):
+    lab.scenario(device__0__error__nvmlDeviceGetMemoryInfo=code)
+    assert verdicts(lab.look()) == [verdict]
+
+
+def test_a_device_that_hangs_leaves_the_others_their_time(lab):
+    lab.scenario(devices=3, device__0__delay_ms__nvmlDeviceGetMemoryInfo=60000)
+    lab.hold("--device", "2", "--memory", "44000")
+    assert verdicts(lab.look(limit=6.0)) == [("error", "timeout"), ("clear", "idle"), ("busy", "held_by_process")]
+
+
+def test_more_devices_on_the_bus_than_the_driver_knows_are_told(lab):
+    for number in range(3):
+        folder = lab.sys / ("bus/pci/devices/0000:1%d:00.0" % number)
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text("0x10de\n")
+        (folder / "class").write_text("0x030200\n")
+    (folder / "driver").symlink_to("/sys/bus/pci/drivers/vfio-pci")
+    assert lab.look().warnings == ["the PCI bus shows 2 NVIDIA GPUs, the driver knows 1"]
+    lab.scenario(devices=2)
+    assert lab.look().warnings == []

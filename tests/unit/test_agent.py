@@ -144,3 +144,40 @@ def test_the_table_names_devices_partitions_and_holders() -> None:
         "1/3  nvidia  clear    2         9000       idle",
     ]
     assert _gpu_text.lines([]) == []
+
+
+class Full:
+    """A file on a disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        pass
+
+
+def test_an_answer_that_cannot_be_written_is_none(
+    seen: t.Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 1 would say that the GPUs are busy."""
+    moved: t.List[t.Any] = []
+    monkeypatch.setattr(_agent.os, "dup2", lambda *numbers: moved.append(numbers))
+    monkeypatch.setattr("sys.stdout", Full())
+    assert _agent.main(["gpu-clear"]) == 2
+    assert capsys.readouterr().err == "gpuops: the answer cannot be written: No space left on device\n"
+    assert [numbers[1] for numbers in moved] == [1]
+
+
+def test_an_interrupted_wait_has_no_verdict(seen: t.Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(options: t.Any, deadline: t.Any) -> Reading:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_agent_gpu._gpu, "wait_clear", interrupt)
+    assert _agent.main(["gpu-clear"]) == 130
+
+
+@pytest.mark.parametrize("gpus", [True, 5, "10", {"0": 1}])
+def test_devices_of_a_definition_that_are_no_list_are_refused(seen: t.Any, defined: t.Any, gpus: t.Any) -> None:
+    defined["gpus"] = gpus
+    assert _agent.main(["gpu-clear", "--service", "chat"]) == 3
+    assert seen == []

@@ -80,13 +80,18 @@ def test_clear_looks_must_follow_each_other():
 def test_no_more_than_the_time_given():
     result, clock, script = run(5, "busy", interval=2)
     assert (result.verdict, clock.now, result.readings) == ("busy", 5.0, 4)
-    assert script.limits == [5.0, 3.0, 1.0, 0.0]
+    assert script.limits == [5.0, 3.0, 2.0, 2.0]  # the last ones get time to answer at all
 
 
 def test_too_few_clear_looks_are_not_clear():
     result, _, _ = run(2, "busy", "busy", "clear", confirmations=2)
     assert (result.verdict, result.reason) == ("unknown", "unconfirmed")
     assert result.message == "the GPUs were clear in the last 1 of 3 readings, 2 in a row were asked for"
+
+
+def test_a_last_look_that_found_nothing_out_does_not_undo_the_ones_before():
+    result, _, _ = run(3, "clear", (3, "error:timeout"), confirmations=2)
+    assert result.message == "the GPUs were clear in the last 1 of 2 readings, 2 in a row were asked for"
 
 
 def test_a_look_that_the_end_cut_short_does_not_replace_a_whole_one():
@@ -163,6 +168,8 @@ def test_an_index_must_mean_one_device():
         pick("0", [*DEVICES, CARD])
     with pytest.raises(UsageError, match="intel or nvidia"):
         pick("0", [CARD], silent=["nvidia"])
+    # Beside NVIDIA's devices, whatever they are, the graphics of the processor would not be meant.
+    assert pick("0", [GRAPHICS], silent=["nvidia"]).reason == "not_found"
     assert pick("0", [CARD], vendor="intel") is CARD
     assert pick("03:00.0", [*DEVICES, CARD]) is CARD
 
@@ -191,7 +198,15 @@ def test_two_names_of_one_device_are_refused():
     "gpus",
     [
         *([], ["x"], ["0", "0"], ["-1"], ["0,1"], ["all"], ["²"], ["٣"], ["9" * 30], ["0", "00"], [""], ["GPU"]),
-        *(["17:00.0", "0000:17:00.0"], ["17:00.9"], ["GPU-a", "GPU-a"]),
+        *(
+            ["17:00.0", "0000:17:00.0"],
+            ["17:00.9"],
+            ["GPU-a", "GPU-a"],
+            ["GPU-a\nb"],
+            ["GPU-" + "a" * 97],
+            ["MIG-\xff"],
+        ),
+        *("10", 5, True, {"0": 1}),
     ],
 )
 def test_a_selector_that_means_nothing_is_refused(gpus):
@@ -303,6 +318,17 @@ def test_limits_that_are_none(wrong):
 def test_a_rule_that_would_fit_nobody_is_refused(rule):
     with pytest.raises(UsageError, match='a rule of "allowed_holders" is empty'):
         _gpu_options.of_params(dict(DEFAULTS, allowed_holders=[{"user": "root"}, rule]))
+
+
+@pytest.mark.parametrize("unit", ["", "a b", "*", "../../x"])
+def test_a_unit_that_is_no_name_is_refused(unit):
+    with pytest.raises(UsageError, match="is not a systemd unit name"):
+        _gpu_options.of_params(dict(DEFAULTS, unit=unit))
+
+
+def test_a_count_where_nothing_is_looked_at_is_refused():
+    with pytest.raises(UsageError, match='"expected_gpus" counts the GPUs of the host'):
+        _gpu_options.of_params(dict(DEFAULTS, gpus=[], expected_gpus=8))
 
 
 def test_devices_that_make_no_sense_are_refused_before_anything_is_read():

@@ -226,3 +226,12 @@ def test_the_gpu_of_a_processor_without_a_driver_is_still_that(host):
         ("driver_not_loaded", True),
         ("driver_not_loaded", False),
     ]
+
+
+@pytest.mark.parametrize("second", ["", "usage: lots\n"])
+def test_a_tile_that_tells_nothing_leaves_the_memory_of_the_device_unknown(host, second):
+    host.xe()
+    host.debug("0000:03:00.0/tile0/vram_mm", XE_VRAM_MM.format(size=SIZE, usage=50 * MIB, total=12216))
+    host.debug("0000:03:00.0/tile1/vram_mm", second)
+    facts = one(host)
+    assert (facts.get("memory_used"), facts["memory_basis"]) != (50, "used_and_reserved")

@@ -95,6 +95,7 @@ def look(used=3, processes=(), nodes=(), hidden=0, error="", options=None, view=
         ({"processes": [listed(20, None)], "used": 44000}, "unknown", "memory_unattributed"),
         ({"nodes": [20], "used": 44000}, "busy", "held_by_unresolvable"),
         # process lists that may not be read
+        ({"used": None, "memory_denied": True}, "unknown", "memory_unreadable"),
         ({"lists": "denied"}, "unknown", "processes_unreadable"),
         ({"lists": "absent"}, "clear", "idle"),
         ({"lists": "absent", "nodes": [10]}, "unknown", "processes_unreadable"),

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -255,3 +256,66 @@ def test_a_process_table_that_hides_others_says_so(proc, monkeypatch, options, u
         handle.write(lines % (proc.root, options))
     monkeypatch.setattr(_gpu_nodes.os, "geteuid", lambda: uid)
     assert scan(proc=proc.root).hidden == hidden
+
+
+def test_who_is_born_during_the_look_is_looked_at(proc, monkeypatch):
+    """An engine that forks hands its nodes on: its child is not in the list that was made before."""
+    proc(10)
+    real = _gpu_nodes._Scan.step
+    left = [20, 30]
+
+    def step(self, *arguments):
+        why = real(self, *arguments)
+        if left:
+            proc(left.pop(0), "/dev/nvidia0")
+        return why
+
+    monkeypatch.setattr(_gpu_nodes._Scan, "step", step)
+    facts = scan(proc=proc.root)
+    assert (facts.holders, facts.error) == ({"nvidia0": [20, 30]}, "")
+
+
+def test_processes_that_come_and_go_too_fast_are_not_called_seen(proc, monkeypatch):
+    real = _gpu_nodes._Scan.step
+    next_pid = iter(range(100, 1000))
+
+    def step(self, *arguments):
+        why = real(self, *arguments)
+        proc(next(next_pid))
+        return why
+
+    monkeypatch.setattr(_gpu_nodes._Scan, "step", step)
+    assert scan(proc=proc.root).error == (
+        "the open files of all processes cannot be read: processes come and go faster than they can be read"
+    )
+
+
+@pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO, errno.EACCES, errno.EPERM])
+@pytest.mark.parametrize("table", ["fd", "maps"])
+def test_what_fails_for_another_reason_than_the_end_of_a_process_is_hidden(proc, monkeypatch, table, code):
+    proc(10, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia0"))
+    real = os.open
+
+    def fail(path, *arguments, **named):
+        if str(path).endswith("/10/" + table):
+            raise OSError(code, os.strerror(code))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(_gpu_tables.os, "open", fail)
+    facts = scan(proc=proc.root)
+    assert (facts.hidden, facts.error) == (1, "")
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.ESRCH])
+@pytest.mark.parametrize("table", ["fd", "maps"])
+def test_a_process_that_has_ended_meanwhile_is_not_hidden(proc, monkeypatch, table, code):
+    proc(10)
+    real = os.open
+
+    def fail(path, *arguments, **named):
+        if str(path).endswith("/10/" + table):
+            raise OSError(code, os.strerror(code))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(_gpu_tables.os, "open", fail)
+    assert scan(proc=proc.root).hidden == 0

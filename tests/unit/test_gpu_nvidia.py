@@ -101,7 +101,7 @@ def test_a_hang_before_the_first_device_is_tried_once(monkeypatch):
     child_that(monkeypatch, lambda index: None, on_start=signal.pause)
     runs = []
     real = _bounded.run
-    monkeypatch.setattr(_bounded, "run", lambda *args: runs.append(args) or real(*args))
+    monkeypatch.setattr(_bounded, "run", lambda *args, **more: runs.append(args) or real(*args, **more))
     reading = _gpu_nvidia.read()
     assert (reading.reason, len(runs)) == ("timeout", 1)
     assert reading.detail == "the NVIDIA driver library gives no answer: no answer within 0.1 s"

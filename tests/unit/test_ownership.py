@@ -347,6 +347,16 @@ def test_the_unit_and_container_of_a_process(path: str, unit_name: str | None, c
     assert _ownership.attribute(process(5, cgroup=path)) == (unit_name, container)
 
 
+def test_a_cgroup_of_any_name_gives_one_printable_line() -> None:
+    """Names of real units stay what they are; whoever may make a cgroup may call it anything."""
+    for name, shown in (
+        ("getty@tty1.service", "getty@tty1.service"),
+        ("dev-disk\\x2dby.mount", "dev-disk\\x2dby.mount"),
+        ("a\udcffb\x1b[2J.service", "a\\udcffb\\x1b[2J.service"),
+    ):
+        assert _ownership.attribute(process(5, cgroup="/system.slice/" + name))[0] == shown
+
+
 def test_marks() -> None:
     assert _ownership.check_mark(None) is None
     assert _ownership.check_mark(2000000) == 2000000
