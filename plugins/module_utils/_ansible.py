@@ -11,7 +11,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from . import _lease, _service, _site, _verdicts
+from . import _site, _verdicts
 from ._errors import ServingError
 
 Spec = t.Dict[str, t.Dict[str, t.Any]]
@@ -66,14 +66,23 @@ def run_module(
     module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True, **rules)
     try:
         _site.require(requires)
-        params = dict(module.params) if fill is None else _service.fill(module.params, fill)
+        params = dict(module.params)
+        # What only some tasks need is loaded there alone: a module compiles what it imports on every run.
+        if fill is not None and params.get("service"):
+            from . import _service
+
+            params = _service.fill(params, fill)
         if "api_key" in argument_spec and not params.get("api_key"):
             key_file = params.get("definition", {}).get("api_key_file")
             if key_file:
+                from . import _service
+
                 params["api_key"] = _service.read_key(key_file)
                 module.no_log_values.add(params["api_key"])
         context = Context(module, params)
         if mutating and not module.check_mode:
+            from . import _lease, _service
+
             # A unit that is named alone is under the lease of its service all the same.
             service = params.get("service") or _service.of_unit(params.get("unit") or "")
             with _lease.operation(service, params.get("run_id")):

@@ -10,14 +10,13 @@ import os
 import typing as t
 from dataclasses import dataclass, field
 
-from . import _bounded, _gpu_amd, _gpu_intel, _gpu_nodes, _gpu_nvidia, _gpu_reasons, _gpu_select, _gpu_view
+from . import _bounded, _gpu_bus, _gpu_nodes, _gpu_nvidia, _gpu_reasons, _gpu_select, _gpu_view
 from ._deadline import Deadline
 from ._errors import UsageError
 from ._gpu_device import DEFAULT_ALLOWED, Device, Holder, Identity, Resolve
 from ._gpu_facts import Facts, VendorReading
 from ._gpu_judge import judge
 from ._gpu_options import VENDORS, Options
-from ._processes import Table
 from ._verdicts import worst
 
 __all__ = ["DEFAULT_ALLOWED", "Device", "Holder", "Options", "Reading", "read", "wait_clear"]
@@ -155,7 +154,7 @@ def read(
     judged = [judge(v.vendor, facts, nodes, view, resolve, options) for v in readings for facts in v.devices]
     _choose(reading, judged, readings, selectors, options)
     _check_count(reading, options)
-    _warn(reading, readings, _gpu_nvidia.on_bus(sys))
+    _warn(reading, readings, _gpu_bus.count("nvidia", sys))
     return reading
 
 
@@ -165,8 +164,7 @@ def _present(vendor: str, place: _Place) -> bool:
         if _gpu_nodes.any_node(_gpu_nodes.NVIDIA, place.devices):
             return True
         return _gpu_nvidia.hardware_present(place.sys, place.devices, place.proc)
-    present = _gpu_amd.present if vendor == "amd" else _gpu_intel.present
-    return present(place.sys, place.devices, place.proc)
+    return _gpu_bus.present(vendor, place.sys, place.devices)
 
 
 def _ask(
@@ -189,10 +187,17 @@ def _ask(
             readings.append(nvidia)
     # Read after the driver: what it listed and what has ended since is then seen as such, and never the reverse.
     nodes = _gpu_nodes.scan(place.devices, place.proc, max(LAST_ANSWER, min(_gpu_nodes.LIMIT, deadline.remaining)))
-    for vendor, room in (("amd", _gpu_amd), ("intel", _gpu_intel)):
-        if vendor in present and options.vendor in ("auto", vendor):
-            left = max(LAST_ANSWER, deadline.remaining)
-            readings.append(room.read(None, left, nodes, sys=place.sys, proc=place.proc, dev=place.devices))
+    # Rooms that only some hosts need are loaded there alone: a module compiles what it imports on every run.
+    left = max(LAST_ANSWER, deadline.remaining)
+    if "amd" in present and options.vendor in ("auto", "amd"):
+        from . import _gpu_amd
+
+        readings.append(_gpu_amd.read(None, left, nodes, place.sys, place.proc, place.devices))
+        left = max(LAST_ANSWER, deadline.remaining)
+    if "intel" in present and options.vendor in ("auto", "intel"):
+        from . import _gpu_intel
+
+        readings.append(_gpu_intel.read(None, left, nodes, place.sys, place.proc, place.devices))
     return readings, nodes
 
 
@@ -302,6 +307,7 @@ def _mentioned(devices: t.Sequence[Facts], nodes: _gpu_nodes.NodeFacts) -> t.Set
 def _unit(name: str, options: Options, deadline: Deadline, proc: str) -> t.Any:
     """The state of the unit that is judged; a UsageError, before anything else is read, where there is none."""
     from . import _ownership, _systemd
+    from ._processes import Table
 
     state = _systemd.show(name, max(LAST_ANSWER, min(10.0, deadline.remaining)))
     known = state.load_state != "not-found"
@@ -313,7 +319,10 @@ def _unit(name: str, options: Options, deadline: Deadline, proc: str) -> t.Any:
 
 
 def _resolver(pids: t.Set[int], options: Options, state: t.Any, proc: str) -> Resolve:
+    if not pids and state is None:
+        return lambda _pid: None  # there is nobody to name
     from . import _ownership
+    from ._processes import Table
 
     owned: t.Optional[t.Collection[t.Any]] = None
     if state is None:

@@ -12,34 +12,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import re
 import typing as t
 
-from . import _gpu_amdsmi, _gpu_drm, _gpu_kfd
+from . import _gpu_amdsmi, _gpu_bus, _gpu_drm, _gpu_kfd
 from ._deadline import Deadline
 from ._gpu_drm import Account, Card
 from ._gpu_facts import Facts, VendorReading
 from ._gpu_nodes import NodeFacts
 
-__all__ = ["VENDOR", "present", "read"]
+__all__ = ["VENDOR", "read"]
 
 VENDOR = "amd"
-PCI_VENDOR = 0x1002
-CLASSES = re.compile(r"0x(03|1200)")  # an Instinct card is no display but a processing accelerator
 DRIVER = "amdgpu"
 OWN = re.compile(r"vram\Z")
 SHARED = re.compile(r"(?:vram|gtt)\Z")  # a carve-out of the host's memory, and the host's memory
-
-
-def present(sys: str = "/sys", dev: str = "/dev", proc: str = "/proc") -> bool:
-    """Whether the PCI bus shows an AMD GPU, or its compute driver is here."""
-    if not _gpu_drm.bus_readable(sys, dev):
-        return True  # not known, and so looked into
-    with contextlib.suppress(OSError):
-        if _gpu_drm.cards(PCI_VENDOR, CLASSES, sys):
-            return True
-    return os.path.isdir(sys + "/class/kfd/kfd") or os.path.exists(dev + "/kfd")
 
 
 def read(
@@ -51,10 +38,10 @@ def read(
     dev: str = "/dev",
 ) -> VendorReading:
     """Read the devices with the indexes ``only``, or all, within ``limit`` seconds."""
-    reading = VendorReading(VENDOR, driver_version=_gpu_drm.line(sys, "module/amdgpu/version") or None)
+    reading = VendorReading(VENDOR, driver_version=_gpu_bus.line(sys, "module/amdgpu/version") or None)
     deadline = Deadline(limit)
     try:
-        cards = _gpu_drm.cards(PCI_VENDOR, CLASSES, sys)
+        cards = _gpu_drm.cards(VENDOR, sys)
     except OSError as error:
         reading.reason = "bus_unreadable"
         reading.detail = "the list of PCI devices cannot be read: %s" % error.strerror
@@ -88,10 +75,10 @@ def _attributes(card: Card) -> Facts:
     """Runs in the child."""
     used = _gpu_drm.number(card.path + "/mem_info_vram_used")
     total = _gpu_drm.number(card.path + "/mem_info_vram_total")
-    unique = _gpu_drm.line(card.path, "unique_id")
+    unique = _gpu_bus.line(card.path, "unique_id")
     facts: Facts = {
         "uuid": "GPU-" + unique if unique.strip("0") else None,
-        "name": _gpu_drm.line(card.path, "product_name") or None,
+        "name": _gpu_bus.line(card.path, "product_name") or None,
         "integrated": _is_apu(card),
         "memory_used": _gpu_drm.mib(used),
         "memory_total": _gpu_drm.mib(total),

@@ -21,12 +21,13 @@ import typing as t
 from dataclasses import dataclass, field
 
 from . import _bounded
+from ._gpu_bus import driver, functions, line
 from ._gpu_facts import Facts
-from ._gpu_nodes import DRM, NodeFacts, any_node
+from ._gpu_nodes import NodeFacts
 
 __all__ = [
     *("LEAST", "MIB", "Account", "Card", "Client"),
-    *("bus_readable", "cards", "examine", "line", "mib", "number", "parse", "text", "undriven"),
+    *("cards", "examine", "mib", "number", "parse", "text", "undriven"),
 ]
 
 DEVICE_LIMIT = 5.0  # for one device
@@ -134,29 +135,17 @@ def _most(client: Client, region: t.Pattern[str]) -> int:
     return sum(max(sizes.values()) for name, sizes in client.regions.items() if region.match(name))
 
 
-def cards(vendor: int, classes: t.Pattern[str], sys: str = "/sys") -> t.List[Card]:
-    """The GPUs of one vendor by their PCI addresses, with a driver or without; OSError when the bus cannot be read.
-
-    Nothing of this asks the devices: the kernel has it in memory.
-    """
-    base = sys + "/bus/pci/devices"
+def cards(vendor: str, sys: str = "/sys") -> t.List[Card]:
+    """The GPUs of one vendor by their PCI addresses, with a driver or without; OSError when the bus cannot be read."""
     found = []
-    for pci in os.listdir(base):
+    for pci, path in functions(vendor, sys):
         address = ADDRESS.match(pci)
-        path = os.path.join(base, pci)
-        if address and _hex(path, "vendor") == vendor and classes.match(line(path, "class")):
+        if address:
             found.append(([int(part, 16) for part in address.groups()], pci, path))
     return [
-        Card(index, pci, path, _hex(path, "device"), _driver(path), _nodes(path))
+        Card(index, pci, path, _hex(path, "device"), driver(path), _nodes(path))
         for index, (_order, pci, path) in enumerate(sorted(found))
     ]
-
-
-def _driver(path: str) -> str:
-    try:
-        return os.path.basename(os.readlink(path + "/driver"))
-    except OSError:
-        return ""
 
 
 def _nodes(path: str) -> t.Tuple[str, ...]:
@@ -165,15 +154,6 @@ def _nodes(path: str) -> t.Tuple[str, ...]:
     except OSError:
         return ()
     return tuple(sorted((name for name in entries if re.match(r"(card|renderD)\d+\Z", name)), reverse=True))
-
-
-def line(path: str, name: str) -> str:
-    """The text of an attribute that the kernel keeps itself, or nothing."""
-    try:
-        with open(os.path.join(path, name), encoding="ascii") as handle:
-            return handle.read().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _hex(path: str, name: str) -> int:
@@ -199,17 +179,6 @@ def undriven(card: Card, vendor: str, drivers: t.Sequence[str], module: str, sys
     else:
         detail = '%s has no graphics driver: load it with "modprobe %s"' % (what, module)
     return known(card, "driver_not_loaded", detail)
-
-
-def bus_readable(sys: str, dev: str) -> bool:
-    """Whether the bus tells which devices there are. A host that has neither a bus nor a node of a GPU has none."""
-    try:
-        os.listdir(sys + "/bus/pci/devices")
-    except FileNotFoundError:
-        return not any_node(DRM, dev)
-    except OSError:
-        return False
-    return True
 
 
 def known(card: Card, reason: str = "", detail: str = "") -> Facts:

@@ -20,27 +20,15 @@ from ._gpu_drm import Account, Card
 from ._gpu_facts import Facts, VendorReading
 from ._gpu_nodes import NodeFacts
 
-__all__ = ["VENDOR", "present", "read"]
+__all__ = ["VENDOR", "read"]
 
 VENDOR = "intel"
-PCI_VENDOR = 0x8086
-CLASSES = re.compile(r"0x03")  # an NPU is a processing accelerator and no GPU
 DRIVERS = ("xe", "i915")
 OWN = re.compile(r"(?:vram|local)\d*\Z")  # the regions of a device's own memory: of xe, of i915
 ANY = re.compile(r"")
 BUILT_IN = re.compile(r"[0-9a-f]+:00:02\.")  # where the GPU of a processor is
 # The first byte of the device number of generations that i915 does not know: Lunar Lake, Panther Lake, Battlemage...
 XE_ALONE = (0x64, 0x67, 0xB0, 0xD7, 0xE2, 0xFD)
-
-
-def present(sys: str = "/sys", dev: str = "/dev", proc: str = "/proc") -> bool:
-    """Whether the PCI bus shows an Intel display controller, with a driver or without."""
-    if not _gpu_drm.bus_readable(sys, dev):
-        return True  # not known, and so looked into
-    try:
-        return bool(_gpu_drm.cards(PCI_VENDOR, CLASSES, sys))
-    except OSError:
-        return False
 
 
 def read(
@@ -55,7 +43,7 @@ def read(
     reading = VendorReading(VENDOR)
     deadline = Deadline(limit)
     try:
-        cards = _gpu_drm.cards(PCI_VENDOR, CLASSES, sys)
+        cards = _gpu_drm.cards(VENDOR, sys)
     except OSError as error:
         reading.reason = "bus_unreadable"
         reading.detail = "the list of PCI devices cannot be read: %s" % error.strerror

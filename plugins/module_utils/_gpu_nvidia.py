@@ -10,16 +10,15 @@ does not come back, the device it was busy with is the sick one, and a new child
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import typing as t
 
-from . import _bounded, _gpu_nvml
+from . import _bounded, _gpu_bus, _gpu_nvml
 from ._deadline import Deadline
 from ._gpu_facts import Facts, VendorReading, sick
 
-__all__ = ["READING_LIMIT", "VENDOR", "hardware_present", "on_bus", "read"]
+__all__ = ["READING_LIMIT", "VENDOR", "hardware_present", "read"]
 
 DRIVER_LIMIT = 10.0  # seconds for the start of the library and the list of devices
 DEVICE_LIMIT = 2.0  # and for each device besides
@@ -33,38 +32,10 @@ WSL_LIBRARY = "/usr/lib/wsl/lib/libnvidia-ml.so.1"
 
 def hardware_present(sys: str = "/sys", dev: str = "/dev", proc: str = "/proc") -> bool:
     """Whether an NVIDIA GPU or its kernel driver is on this host, whatever the library says."""
-    if on_bus(sys):
-        return True
-    if os.path.isdir(proc + "/driver/nvidia"):
+    if _gpu_bus.count(VENDOR, sys) or os.path.isdir(proc + "/driver/nvidia"):
         return True
     # In the Windows subsystem for Linux there is no PCI device: one node stands for all GPUs, of whatever vendor.
     return os.path.exists(dev + "/dxg") and os.path.exists(WSL_LIBRARY)
-
-
-def on_bus(sys: str = "/sys") -> int:
-    """How many NVIDIA GPUs the PCI bus shows, those of virtual machines left out."""
-    base = sys + "/bus/pci/devices"
-    try:
-        addresses = os.listdir(base)
-    except OSError:
-        return 0
-    found = 0
-    for address in addresses:
-        # A display controller, or a 3D controller as the modules of servers are (0x0302); not the audio beside it.
-        if _line(base, address, "vendor") == "0x10de" and _line(base, address, "class").startswith("0x03"):
-            with contextlib.suppress(OSError):
-                if os.path.basename(os.readlink("%s/%s/driver" % (base, address))).startswith("vfio"):
-                    continue
-            found += 1
-    return found
-
-
-def _line(base: str, address: str, name: str) -> str:
-    try:
-        with open(os.path.join(base, address, name), encoding="ascii") as handle:
-            return handle.read().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def read(only: t.Optional[t.Sequence[int]] = None, limit: float = READING_LIMIT, proc: str = "/proc") -> VendorReading:

@@ -370,7 +370,7 @@ elapsed:
 
 import typing as t
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _gpu_options, _lease
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _gpu_options
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu import Reading, read, uses_none, wait_clear
 
@@ -379,16 +379,26 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
     options = _gpu_options.of_params(ctx.params)
     if options.gpus == [] and ctx.params.get("definition", {}).get("gpus") == []:
         return uses_none(ctx.params["service"]).as_dict()
-    keep = _lease.keeper(ctx.params["service"], None if ctx.check_mode else ctx.params["run_id"])
+    look = read
+    if ctx.params["run_id"] and not ctx.check_mode:
+        look = _under_lease(ctx.params["service"], ctx.params["run_id"])
+    reading = wait_clear(options, Deadline(ctx.params["timeout"]), look)
+    for text in reading.warnings:
+        ctx.warn(text)
+    return reading.as_dict()
+
+
+def _under_lease(service: t.Optional[str], run_id: str) -> t.Callable[..., Reading]:
+    """A look that first sees that the run still has its lease."""
+    from ansible_collections.gpuops.serving.plugins.module_utils import _lease
+
+    keep = _lease.keeper(service, run_id)
 
     def look(wanted: _gpu_options.Options, limit: t.Optional[float]) -> Reading:
         keep()
         return read(wanted, limit)
 
-    reading = wait_clear(options, Deadline(ctx.params["timeout"]), look)
-    for text in reading.warnings:
-        ctx.warn(text)
-    return reading.as_dict()
+    return look
 
 
 def main() -> None:

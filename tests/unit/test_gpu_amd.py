@@ -10,7 +10,14 @@ import sys
 import types
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu_amd, _gpu_amdsmi, _gpu_drm, _gpu_kfd
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _bounded,
+    _gpu_amd,
+    _gpu_amdsmi,
+    _gpu_bus,
+    _gpu_drm,
+    _gpu_kfd,
+)
 from drm_host import FAILS, HANGS, MIB, DrmHost, amdgpu, amdgpu_5_15
 
 KIB_300 = 300 * 1024
@@ -243,9 +250,9 @@ def test_drivers_missing_or_others(host):
 def test_a_host_without_one(host):
     host.xe()
     assert (look(host).count, look(host).devices) == (0, [])
-    assert _gpu_amd.present(**host.trees()) is False
+    assert _gpu_bus.present("amd", host.trees()["sys"], host.trees()["dev"]) is False
     (host.dev / "kfd").touch()
-    assert _gpu_amd.present(**host.trees()) is True
+    assert _gpu_bus.present("amd", host.trees()["sys"], host.trees()["dev"]) is True
 
 
 def smi(monkeypatch, listed, name="AMD Instinct MI300X", init=None):

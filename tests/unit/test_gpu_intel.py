@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu_amd, _gpu_intel
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _gpu_bus, _gpu_intel
 from drm_host import FAILS, HANGS, I915_OBJECTS, MIB, XE_VRAM_MM, DrmHost, i915, xe
 
 SIZE = 12216 * MIB
@@ -185,9 +185,9 @@ def test_a_host_without_one(host):
     host.amdgpu()
     reading = look(host)
     assert (reading.count, reading.devices, reading.reason) == (0, [], "")
-    assert _gpu_intel.present(**host.trees()) is False
+    assert _gpu_bus.present("intel", host.trees()["sys"], host.trees()["dev"]) is False
     host.xe(driver="")
-    assert _gpu_intel.present(**host.trees()) is True
+    assert _gpu_bus.present("intel", host.trees()["sys"], host.trees()["dev"]) is True
 
 
 def test_a_bus_that_cannot_be_read(host):
@@ -203,7 +203,11 @@ def test_a_bus_that_cannot_be_read(host):
 def test_a_bus_that_cannot_be_read_beside_a_node_is_not_taken_for_no_device(host, monkeypatch):
     """A host without a bus has none; one whose bus is hidden from us may have some."""
     trees = host.trees()
-    assert _gpu_intel.present(**trees) is _gpu_amd.present(**trees) is False
+    assert (
+        _gpu_bus.present("intel", trees["sys"], trees["dev"])
+        is _gpu_bus.present("amd", trees["sys"], trees["dev"])
+        is False
+    )
     (host.dev / "dri").mkdir(exist_ok=True)
     (host.dev / "dri/renderD128").touch()
     real = os.listdir
@@ -214,7 +218,11 @@ def test_a_bus_that_cannot_be_read_beside_a_node_is_not_taken_for_no_device(host
         return real(path)
 
     monkeypatch.setattr(os, "listdir", listdir)
-    assert _gpu_intel.present(**trees) is _gpu_amd.present(**trees) is True
+    assert (
+        _gpu_bus.present("intel", trees["sys"], trees["dev"])
+        is _gpu_bus.present("amd", trees["sys"], trees["dev"])
+        is True
+    )
     assert look(host).reason == "bus_unreadable"
 
 
