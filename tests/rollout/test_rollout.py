@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -394,8 +395,8 @@ def test_the_gpu_check_of_the_inventory(fleet: Fleet) -> None:
         text=True,
     )
     assert done.returncode != 0
-    assert "gpu1 gpu 0: clear, 3 MiB in use" in done.stdout
-    assert "gpu2 gpu 0: busy, 44003 MiB in use" in done.stdout
+    assert re.search(r"yes +gpu1 +0 +nvidia +clear +idle +3/46068 +none", done.stdout)
+    assert re.search(r"NO +gpu2 +0 +nvidia +busy +held_by_process +44003/46068 +pid \d+ ", done.stdout)
     only = fleet.playbook("gpu_clear_check", "--limit", "gpu1", checked=False)
     assert only.returncode == 0
     fleet.lab("cut", "gpu1")
@@ -403,7 +404,7 @@ def test_the_gpu_check_of_the_inventory(fleet: Fleet) -> None:
         "gpu_clear_check", "--limit", "gpu1", checked=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert lost.returncode != 0
-    assert "gpu1: unknown, the host does not answer" in lost.stdout
+    assert re.search(r"NO +gpu1 +unknown, the host does not answer", lost.stdout)
 
 
 def test_the_units_are_those_of_the_lab(fleet: Fleet) -> None:
