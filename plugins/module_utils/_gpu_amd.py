@@ -38,15 +38,9 @@ def read(
     dev: str = "/dev",
 ) -> VendorReading:
     """Read the devices with the indexes ``only``, or all, within ``limit`` seconds."""
-    reading = VendorReading(VENDOR, driver_version=_gpu_bus.line(sys, "module/amdgpu/version") or None)
     deadline = Deadline(limit)
-    try:
-        cards = _gpu_drm.cards(VENDOR, sys)
-    except OSError as error:
-        reading.reason = "bus_unreadable"
-        reading.detail = "the list of PCI devices cannot be read: %s" % error.strerror
-        return reading
-    reading.count = len(cards)
+    reading, cards = _gpu_drm.begin(VENDOR, sys)
+    reading.driver_version = _gpu_bus.line(sys, "module/amdgpu/version") or None
     if not any(card.driver == DRIVER for card in cards):
         kfd, library = _gpu_kfd.Kfd(), _gpu_amdsmi.Told()
     else:

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 
 from . import _bounded
 from ._gpu_bus import driver, functions, line
-from ._gpu_facts import Facts
+from ._gpu_facts import Facts, VendorReading
 from ._gpu_nodes import NodeFacts
 
 __all__ = [
     *("LEAST", "MIB", "Account", "Card", "Client"),
-    *("cards", "examine", "mib", "number", "parse", "text", "undriven"),
+    *("begin", "cards", "examine", "mib", "number", "parse", "text", "undriven"),
 ]
 
 DEVICE_LIMIT = 5.0  # for one device
@@ -146,6 +146,19 @@ def cards(vendor: str, sys: str = "/sys") -> t.List[Card]:
         Card(index, pci, path, _hex(path, "device"), driver(path), _nodes(path))
         for index, (_order, pci, path) in enumerate(sorted(found))
     ]
+
+
+def begin(vendor: str, sys: str) -> t.Tuple[VendorReading, t.List[Card]]:
+    """A reading of the vendor's devices that has not begun to ask them, and the devices."""
+    reading = VendorReading(vendor)
+    try:
+        found = cards(vendor, sys)
+    except OSError as error:
+        reading.reason = "bus_unreadable"
+        reading.detail = "the list of PCI devices cannot be read: %s" % error.strerror
+        return reading, []
+    reading.count = len(found)
+    return reading, found
 
 
 def _nodes(path: str) -> t.Tuple[str, ...]:

@@ -40,15 +40,8 @@ def read(
     dev: str = "/dev",
 ) -> VendorReading:
     """Read the devices with the indexes ``only``, or all, within ``limit`` seconds."""
-    reading = VendorReading(VENDOR)
     deadline = Deadline(limit)
-    try:
-        cards = _gpu_drm.cards(VENDOR, sys)
-    except OSError as error:
-        reading.reason = "bus_unreadable"
-        reading.detail = "the list of PCI devices cannot be read: %s" % error.strerror
-        return reading
-    reading.count = len(cards)
+    reading, cards = _gpu_drm.begin(VENDOR, sys)
 
     def attributes(card: Card) -> Facts:
         return _attributes(card, sys)

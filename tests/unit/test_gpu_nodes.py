@@ -290,18 +290,22 @@ def test_processes_that_come_and_go_too_fast_are_not_called_seen(proc, monkeypat
     )
 
 
-@pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO, errno.EACCES, errno.EPERM])
-@pytest.mark.parametrize("table", ["fd", "maps"])
-def test_what_fails_for_another_reason_than_the_end_of_a_process_is_hidden(proc, monkeypatch, table, code):
-    proc(10, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia0"))
+def fail_at(monkeypatch, end, code):
     real = os.open
 
     def fail(path, *arguments, **named):
-        if str(path).endswith("/10/" + table):
+        if str(path).endswith(end):
             raise OSError(code, os.strerror(code))
         return real(path, *arguments, **named)
 
     monkeypatch.setattr(_gpu_tables.os, "open", fail)
+
+
+@pytest.mark.parametrize("code", [errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.EIO, errno.EACCES, errno.EPERM])
+@pytest.mark.parametrize("table", ["fd", "maps"])
+def test_what_fails_for_another_reason_than_the_end_of_a_process_is_hidden(proc, monkeypatch, table, code):
+    proc(10, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia0"))
+    fail_at(monkeypatch, "/10/" + table, code)
     facts = scan(proc=proc.root)
     assert (facts.hidden, facts.error) == (1, "")
 
@@ -310,12 +314,5 @@ def test_what_fails_for_another_reason_than_the_end_of_a_process_is_hidden(proc,
 @pytest.mark.parametrize("table", ["fd", "maps"])
 def test_a_process_that_has_ended_meanwhile_is_not_hidden(proc, monkeypatch, table, code):
     proc(10)
-    real = os.open
-
-    def fail(path, *arguments, **named):
-        if str(path).endswith("/10/" + table):
-            raise OSError(code, os.strerror(code))
-        return real(path, *arguments, **named)
-
-    monkeypatch.setattr(_gpu_tables.os, "open", fail)
+    fail_at(monkeypatch, "/10/" + table, code)
     assert scan(proc=proc.root).hidden == 0
