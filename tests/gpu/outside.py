@@ -143,7 +143,7 @@ def end_by_pid(pid: int, start: int) -> None:
 
 
 def nodes(pid: int) -> t.Dict[str, t.List[str]]:
-    """The GPU nodes that a process has open or mapped, by the device's number where it has NVIDIA's, else by name."""
+    """The GPU nodes that a process has open, by NVIDIA's number or by name, or mapped, by name."""
     opened, mapped = set(), set()
     for entry in _listed("/proc/%d/fd" % pid):
         opened.add(_node("/proc/%d/fd/%s" % (pid, entry)))
@@ -151,12 +151,9 @@ def nodes(pid: int) -> t.Dict[str, t.List[str]]:
         with open("/proc/%d/maps" % pid, encoding="utf-8", errors="replace") as handle:
             for line in handle:
                 words = line.split(None, 5)
-                major, _, minor = words[3].partition(":")
                 path = NODE.match(words[5].rstrip("\n")) if len(words) > 5 else None
                 if path:
                     mapped.add(path.group(1))
-                elif int(major, 16) == NVIDIA_MAJOR:
-                    mapped.add("nvidia%d" % int(minor, 16))
     return {"open": sorted(filter(None, opened)), "mapped": sorted(mapped)}
 
 
@@ -225,7 +222,7 @@ class Collection:
                 raise Undone("%s gave no answer within %g s" % (os.path.basename(words[1]), limit)) from None
             finally:
                 if process.returncode is None:
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)  # it leads a session of its own
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(5)
             out.seek(0)
