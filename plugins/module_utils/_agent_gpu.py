@@ -13,6 +13,7 @@ import typing as t
 
 from . import _gpu, _gpu_options, _gpu_text, _service, _verdicts
 from ._deadline import Deadline
+from ._errors import UsageError
 
 __all__ = ["add", "run"]
 
@@ -59,8 +60,13 @@ def add(commands: t.Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    params = _service.fill({**vars(arguments)}, {"gpus": "gpus"})
-    options = _gpu_options.of_params(params)
+    try:
+        params = _service.fill({**vars(arguments)}, {"gpus": "gpus"})
+        options = _gpu_options.of_params(params)
+    except UsageError as error:
+        if arguments.json:
+            print(json.dumps({"ok": False, "verdict": "error", "msg": error.message}))
+        raise
     if params["gpus"] == []:
         reading = _gpu.uses_none(arguments.service)
     else:
@@ -72,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(line)
         print("%s: %s" % (reading.verdict, reading.message))
         for text in reading.warnings:
-            print("gpuops: %s" % text, file=sys.stderr)
+            print("gpuops: warning: %s" % text, file=sys.stderr)
     return _verdicts.lookup(reading.verdict).exit_code
 
 

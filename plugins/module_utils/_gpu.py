@@ -58,7 +58,15 @@ class Reading:
             return "; ".join(parts)
         if not self.devices:
             return self.nothing
-        return "%s clear" % _are(self.devices, "is", "are")
+        excused = ["%s: %s" % (d.label, d.detail) for d in self.devices if d.reason == "only_excused"]
+        return "; ".join(["%s clear" % _are(self.devices, "is", "are"), *excused])
+
+    @property
+    def lasting(self) -> bool:
+        """Whether waiting changes nothing."""
+        if self.reason in _gpu_reasons.LASTING:
+            return True
+        return any(device.reason in _gpu_reasons.LASTING_DEVICE for device in self.devices)
 
     @property
     def cut_short(self) -> bool:
@@ -260,13 +268,12 @@ def wait_clear(
         if last is None or not (deadline.expired and reading.cut_short):
             last = reading
             in_a_row = in_a_row + 1 if reading.verdict == "clear" else 0
-        lasting = reading.reason in _gpu_reasons.LASTING
+        lasting = reading.lasting
         if single or in_a_row >= options.confirmations or lasting or deadline.expired:
             break
         deadline.sleep(options.interval)
     last.readings, last.elapsed = readings, deadline.elapsed
-    lasting = last.reason in _gpu_reasons.LASTING
-    if not single and last.verdict == "clear" and in_a_row < options.confirmations and not lasting:
+    if not single and last.verdict == "clear" and in_a_row < options.confirmations and not last.lasting:
         last.verdict, last.reason = "unknown", "unconfirmed"
         last.detail = "the GPUs were clear in the last %d of %d readings, %d in a row were asked for" % (
             in_a_row,

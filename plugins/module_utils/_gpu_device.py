@@ -53,6 +53,7 @@ class Holder:
     identity: t.Optional[Identity] = None
     allowed: bool = False
     foreign: bool = False
+    outside: bool = False  # only a driver tells of it, by a number that may be another process's here
     beyond: bool = False  # a default rule fits, but it holds more than that excuses
 
     @property
@@ -86,7 +87,9 @@ class Holder:
         }
 
     def __str__(self) -> str:
-        if self.identity is None:
+        if self.outside:
+            text = "a process that the driver calls %d, and that cannot be told from others here," % self.pid
+        elif self.identity is None:
             text = "process %d, which is not in the process table here," % self.pid
         else:
             place = "unit %s" % (self.identity.unit or "none")

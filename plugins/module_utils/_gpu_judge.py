@@ -127,8 +127,10 @@ def _judge(device: Device, facts: Facts, case: _Case) -> Device:
     if found is None:
         return _clear(device, case.options)
     verdict, reason, detail = found
-    if reason == "held_by_unresolvable" and not case.view.complete:
-        detail += "; %s" % case.view.sentence
+    if reason == "held_by_unresolvable":
+        # Who cannot look into all processes may well have the holder before him.
+        detail += "; %s" % _hidden(case.nodes) if case.nodes.hidden else ""
+        detail += "" if case.view.complete else "; %s" % case.view.sentence
     return device.decide(verdict, reason, detail)
 
 
@@ -161,10 +163,14 @@ def _busy(device: Device, case: _Case) -> Found:
         )
         return "unknown", "memory_unattributed", detail
     where = " outside of its partitions" if device.partitions else ""
+    tolerated = case.options.tolerance(device.vendor)
     if excused:
         detail = "%d of %d MiB in use%s are held by no visible process" % (rest, device.memory_used, where)
     else:
         detail = "%d MiB are in use%s by no visible process" % (device.memory_used, where)
+    detail += ", %d are tolerated" % tolerated
+    if device.memory_basis == "used_and_reserved":
+        detail += "; the driver's own share is in it: if an idle device shows as much, raise the tolerance to that"
     passed_over = [holder for holder in device.holders if not holder.listed]
     return "busy", "held_by_unresolvable", detail + ("; passed over: %s" % _name(passed_over) if passed_over else "")
 
@@ -201,11 +207,15 @@ def _hidden(nodes: NodeFacts) -> str:
 
 def _clear(device: Device, options: Options) -> Device:
     if device.memory_used is None:
+        # Who is excused is shown, and is nobody that counts.
         detail = "its memory in use is not told; nobody that counts holds it"
         return device.decide("clear", "judged_by_holders", detail)
-    beside = " beside what allowed or foreign processes hold" if any(h.listed for h in device.holders) else ""
-    detail = "%d MiB are in use%s, %d are tolerated" % (_rest(device), beside, options.tolerance(device.vendor))
-    return device.decide("clear", "idle", detail)
+    detail = "%d MiB are in use%s, %d are tolerated"
+    excused = [holder for holder in device.holders if holder.listed]
+    numbers = (_rest(device), " by others" if excused else "", options.tolerance(device.vendor))
+    if excused:
+        return device.decide("clear", "only_excused", "%s, excused; %s" % (_name(excused), detail % numbers))
+    return device.decide("clear", "idle", detail % numbers)
 
 
 def _holders(device: Device, facts: Facts, case: _Case) -> t.List[Holder]:
@@ -229,6 +239,7 @@ def _holders(device: Device, facts: Facts, case: _Case) -> t.List[Holder]:
             found[pid] = Holder(pid, "node", ["node"])
     for holder in found.values():
         if not case.view.complete and not holder.confirmed:
+            holder.outside = True
             continue  # a driver's number is the machine's: here it names nobody, or an innocent process
         holder.identity = case.resolve(holder.pid)
         _excuse(holder, case.options, device.memory_used)
@@ -250,7 +261,9 @@ def _compare(device: Device, facts: Facts, case: _Case) -> None:
     """Note where the sources contradict each other."""
     complete = bool(facts.get("nodes")) and not case.nodes.error and not case.nodes.hidden
     for holder in device.holders:
-        if holder.identity is None and holder.listed:
+        if holder.outside:
+            text = "the driver lists number %d, which no process here is known to be" % holder.pid
+        elif holder.identity is None and holder.listed:
             text = "the driver lists process %d, which is not in the process table here" % holder.pid
         elif holder.listed and not holder.confirmed and complete:
             text = "the driver lists process %d, which has no device node open" % holder.pid

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import typing as t
 
-__all__ = ["DEVICE", "LASTING", "READING"]
+__all__ = ["DEVICE", "LASTING", "LASTING_DEVICE", "READING"]
 
 # Of one device: the word, the verdict that it stands for, what it means.
 DEVICE: t.Dict[str, t.Tuple[str, str]] = {
     "idle": ("clear", "its memory is free but for what is tolerated, and nobody holds it"),
+    "only_excused": ("clear", "allowed or foreign processes hold it, and nobody else"),
     "judged_by_holders": ("clear", "the memory in use is not told; all that could hold it was seen, and nothing does"),
     "held_by_process": ("busy", "a process that can be named uses it"),
     "held_by_unresolvable": ("busy", "memory is in use, or a process is listed, and nobody visible here explains it"),
@@ -70,4 +71,5 @@ READING: t.Dict[str, t.Tuple[str, str]] = {
 }
 
 # Waiting does not change these.
+LASTING_DEVICE = ("not_found", "passed_through", "gpu_lost")
 LASTING = ("binding_missing", "binding_wrong", "library_missing", "driver_mismatch", "no_gpu", "no_stack")

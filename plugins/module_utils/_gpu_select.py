@@ -110,6 +110,8 @@ def _not_found(text: str, devices: t.Sequence[Device]) -> Device:
                 "unknown", "partitions_unreadable", "%s does not tell its partitions" % " or ".join(blind)
             )
     detail = "no driver here knows such a device"
+    if index_of(text) is not None and devices:
+        detail += ", only %s" % ", ".join(str(device.index) for device in devices)
     silent = [device.label for device in devices if device.verdict == "error" and device.uuid is None]
     if silent:
         detail += ", or it is %s, which does not tell its name" % " or ".join(silent)

@@ -19,9 +19,9 @@ def lines(devices: t.Sequence[Device]) -> t.List[str]:
     """The table: a line for each device and partition, and below it a line for each holder. None without devices."""
     rows: t.List[t.Tuple[t.Tuple[str, ...], t.Sequence[str]]] = []
     for device in devices:
-        rows.append((_cells(device, ""), [*map(_holder, device.holders), *device.disagreements]))
+        rows.append((_cells(device, ""), _notes(device)))
         for part in device.partitions:
-            rows.append((_cells(part, "%s/" % device.index), [*map(_holder, part.holders), *part.disagreements]))
+            rows.append((_cells(part, "%s/" % device.index), _notes(part)))
     if not rows:
         return []
     widths = [max(len(cells[n]) for cells in [HEAD, *(row[0] for row in rows)]) for n in range(len(HEAD))]
@@ -46,8 +46,13 @@ def _mib(value: t.Optional[int]) -> str:
     return "unknown" if value is None else str(value)
 
 
+def _notes(device: Device) -> t.List[str]:
+    notes = [*map(_holder, device.holders), *("contradiction: " + text for text in device.disagreements)]
+    return notes if device.holders or device.verdict == "clear" or device.partitions else [device.detail, *notes]
+
+
 def _holder(holder: Holder) -> str:
     text = str(holder)
-    notes = [holder.kind, "by " + " and ".join(holder.source)]
+    notes = [holder.kind, "by " + " and ".join(holder.source)] if holder.listed else []
     notes += [word for word in ("allowed", "foreign") if getattr(holder, word)]
-    return "%s (%s)" % (text.rstrip(","), ", ".join(notes))
+    return "%s (%s)" % (text, ", ".join(notes)) if notes else text

@@ -141,6 +141,18 @@ EXAMPLES = r"""
     expected_gpus: 8
     timeout: 60
 
+- name: Hosts with and without GPUs, of whatever vendor, and a monitor that may stay
+  gpuops.serving.gpu_clear:
+    allow_no_gpu: true
+    allowed_holders:
+      - name: nvtop
+      - unit: dcgm-exporter.service
+
+- name: Two AMD cards of a host that has others as well
+  gpuops.serving.gpu_clear:
+    vendor: amd
+    gpus: ["0", "1"]
+
 - name: On shared GPUs, only what one service holds counts
   gpuops.serving.gpu_clear:
     unit: gpuops-qwen.service
@@ -170,13 +182,13 @@ reason:
       none is known; V(no_stack) when the host has neither GPU nor driver; V(fewer_gpus) when fewer than
       O(expected_gpus) are known; V(unconfirmed) when O(timeout) ended before O(confirmations) clear looks.
   type: str
-  returned: always
+  returned: unless the options were refused
   sample: ""
 gpus:
   description: The devices, in the order of O(gpus), else by vendor and in the vendor's order.
   type: list
   elements: dict
-  returned: always
+  returned: unless the options were refused
   contains:
     index:
       description: Index in the vendor's order, or null for a device that was not found by another name.
@@ -208,7 +220,8 @@ gpus:
       sample: busy
     reason:
       description:
-        - For V(clear), V(idle), or V(judged_by_holders) when the driver does not tell the memory in use.
+        - For V(clear), V(idle); V(only_excused) when allowed or foreign processes hold it; V(judged_by_holders) when
+          the driver does not tell the memory in use.
         - For V(busy), V(held_by_process); V(held_by_unresolvable) when memory is in use by no process that is visible
           here; V(node_held_memory_in_use) or V(node_held_memory_unreadable) when a process has the device node open
           while memory is in use or cannot be read.
@@ -308,7 +321,7 @@ not_judged:
   description: Devices that were left out, because the host has others and nobody named them.
   type: list
   elements: dict
-  returned: always
+  returned: unless the options were refused
   contains:
     index:
       description: Index in the vendor's order.
@@ -329,12 +342,12 @@ not_judged:
 gpu_count:
   description: How many devices are known in all, those of RV(not_judged) left out; null when no driver answers.
   type: int
-  returned: always
+  returned: unless the options were refused
   sample: 4
 driver_version:
   description: Version of the driver, the first one where several tell theirs, or null.
   type: str
-  returned: always
+  returned: unless the options were refused
   sample: 550.127.05
 container:
   description: Kind of the container that this host is, such as V(docker), V(lxc) or V(systemd-nspawn), or null.
@@ -354,17 +367,17 @@ stuck_probes:
       answered before.
   type: list
   elements: int
-  returned: always
+  returned: unless the options were refused
   sample: []
 readings:
   description: How many times the devices were looked at.
   type: int
-  returned: always
+  returned: unless the options were refused
   sample: 3
 elapsed:
   description: Seconds that the call took.
   type: float
-  returned: always
+  returned: unless the options were refused
   sample: 2.045
 """
 

@@ -65,7 +65,7 @@ def _report_problems(path: t.Any) -> t.List[str]:
         return []
     if not isinstance(path, str) or not path.strip():
         return ["gpuops_gpu_report is no file name"]
-    full = os.path.abspath(os.path.expanduser(path))
+    full = os.path.abspath(os.path.join(os.environ.get("PWD", ""), os.path.expanduser(path)))
     folder = os.path.dirname(full)
     if os.path.isdir(full):
         return ['gpuops_gpu_report "%s" is a folder: name a file' % path]
@@ -125,10 +125,19 @@ def _services_problem(value: t.Any) -> t.Optional[str]:
     return None if value == "" else "is not a list of services"
 
 
+def _holders_problem(value: t.Any) -> t.Optional[str]:
+    keys = _gpu_options.RULE_KEYS
+    for rule in value if isinstance(value, (list, tuple)) else [None]:
+        if not isinstance(rule, t.Mapping) or not rule or not all(key in keys and rule[key] for key in rule):
+            return 'must be a list of rules with %s, such as [{"name": "nvtop"}]' % ", ".join(keys)
+    return None
+
+
 CHECKS: t.Dict[str, t.Callable[[t.Any], t.Optional[str]]] = {
     "gpuops_gpu_tolerance": _count_problem,
     "gpuops_expected_gpus": _count_problem,
     "gpuops_allow_no_gpu": _switch_problem,
+    "gpuops_allowed_holders": _holders_problem,
     "gpuops_vendor": _vendor_problem,
     "gpuops_gpus": _gpus_problem,
     "gpuops_services": _services_problem,

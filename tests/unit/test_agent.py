@@ -139,7 +139,7 @@ def test_the_table_names_devices_partitions_and_holders() -> None:
         "GPU  VENDOR  VERDICT  USED MiB  TOTAL MiB  REASON",
         "0    nvidia  busy     44003     46068      held_by_unresolvable",
         "  process 4711, which is not in the process table here, holds 44000 MiB (compute, by driver and node)",
-        "  the driver lists process 4711, which is not in the process table here",
+        "  contradiction: the driver lists process 4711, which is not in the process table here",
         "1    nvidia  clear    unknown   unknown    idle",
         "1/3  nvidia  clear    2         9000       idle",
     ]

@@ -109,6 +109,19 @@ def test_what_waiting_does_not_change_is_told_at_once(reason):
     assert (result.verdict, result.readings, clock.now) == ("error", 1, 0.0)
 
 
+@pytest.mark.parametrize("reason", sorted(_gpu_reasons.LASTING_DEVICE))
+def test_a_device_that_waiting_does_not_bring_back_is_told_at_once(reason):
+    device = Device(index=9, vendor="nvidia").decide("error", reason, "")
+    looks = []
+
+    def look(options, limit):
+        looks.append(limit)
+        return Reading(verdict="error", devices=[device])
+
+    assert wait_clear(Options(), Deadline(60, FakeClock()), look).verdict == "error"
+    assert len(looks) == 1
+
+
 def test_a_driver_that_comes_up_is_waited_for():
     result, _, _ = run(60, "error:driver_not_loaded", "clear")
     assert (result.verdict, result.readings) == ("clear", 3)
@@ -154,6 +167,7 @@ def test_pick(text, index, verdict):
 def test_a_device_not_found_may_be_the_silent_one():
     device = pick("GPU-b")
     assert device.detail == "no driver here knows such a device, or it is GPU 1, which does not tell its name"
+    assert pick("7").detail.startswith("no driver here knows such a device, only 0, 1")
     assert device.label == 'GPU "GPU-b"'
 
 

@@ -193,6 +193,11 @@ def problems(values: t.Any, hosts: t.Sequence[str] = ("a",), service: t.Any = No
         ("expected_gpus", True, 'gpuops_expected_gpus must be a whole number from 0 to 2000000, not "True"'),
         ("expected_gpus", "", 'gpuops_expected_gpus must be a whole number from 0 to 2000000, not ""'),
         ("expected_gpus", "9999999", 'gpuops_expected_gpus must be a whole number from 0 to 2000000, not "9999999"'),
+        (
+            "allowed_holders",
+            ["nvtop"],
+            'gpuops_allowed_holders must be a list of rules with name, user, unit, such as [{"name": "nvtop"}]',
+        ),
         ("allow_no_gpu", "perhaps", 'gpuops_allow_no_gpu must be true or false, not "perhaps"'),
         ("vendor", "matrox", 'gpuops_vendor must be one of auto, amd, intel, nvidia, not "matrox"'),
         ("gpus", "0,first", 'gpuops_gpus is wrong: "first" names no GPU: give an index, a UUID or a PCI address'),
