@@ -101,7 +101,8 @@ def _whole(device: Device, facts: Facts, case: _Case) -> Device:
     inside = {holder.pid for partition in device.partitions for holder in partition.holders}
     device.holders = [holder for holder in _holders(device, facts, case) if holder.pid not in inside]
     device.memory_used = _outside(device, facts["partitions"])
-    _judge(device, {**facts, "lists": "complete"}, case)
+    # What the device itself refuses to tell, as is usual then, its partitions tell.
+    _judge(device, {**facts, "lists": "complete", "memory_denied": False}, case)
     device.memory_used = facts.get("memory_used")
     verdict = worst([device.verdict, *(partition.verdict for partition in device.partitions)])
     same = [partition for partition in device.partitions if partition.verdict == verdict]

@@ -135,7 +135,9 @@ def test_verdict_on_one_unit(given, verdict, reason):
 
 
 def test_holders_of_both_sources_are_merged():
-    device = look(used=500, processes=[listed(10, 400), listed(10, 420, "graphics")], nodes=[10, 20])
+    for first, second in ((400, 420), (420, 400)):
+        device = look(used=500, processes=[listed(10, first), listed(10, second, "graphics")], nodes=[10, 20])
+        assert device.holders[0].memory == 420
     assert [(h.pid, h.kind, h.source, h.memory, h.allowed) for h in device.holders] == [
         (10, "compute", ["driver", "node"], 420, False),
         (20, "node", ["node"], None, True),
@@ -319,7 +321,8 @@ def part(index, used=3, **more):
         ([part(0, 9000), part(1, reason="gpu_lost", detail="lost")], {}, "error", "gpu_lost"),
         # the device itself: its lists may not be read, which is usual, and its partitions answer for it
         ([part(0)], {"lists": "denied"}, "clear", "idle"),
-        ([part(0)], {"used": None, "lists": "denied"}, "clear", "idle"),
+        ([part(0)], {"used": None, "lists": "denied", "memory_denied": True}, "clear", "idle"),
+        ([part(0), part(1, None, memory_denied=True)], {"used": 6}, "unknown", "memory_unreadable"),
         # held outside of the partitions
         ([part(0)], {"used": 5000}, "busy", "held_by_unresolvable"),
         ([part(0, 4000, processes=[listed(20, 400)])], {"used": 4000}, "busy", "held_by_unresolvable"),
@@ -365,6 +368,9 @@ def test_compute_instances_share_the_memory_of_their_gpu_instance():
         "busy",
         "4994 MiB are in use outside of its partitions by no visible process, 64 are tolerated",
     )
+    both = [part(n, 8000, gi=1, ci=n, nodes=["nvidia-cap21"], processes=[listed(30, 4000)]) for n in range(2)]
+    device = look(used=8000, partitioned=True, partitions=both, options=Options(unit="sglang.service"))
+    assert [p.detail[:22] for p in device.partitions] == ["4000 of 8000 MiB in us"] * 2
     untold = [part(0, ci=0, **shared), part(1, ci=1, processes=[listed(20, None)], **shared)]
     device = look(used=9000, partitioned=True, partitions=untold)
     assert [p.reason for p in device.partitions] == ["memory_unattributed"] * 2
