@@ -313,7 +313,8 @@ def test_a_deployed_change_of_model_and_port_is_rolled_out(fleet: Fleet, tmp_pat
 
 
 def test_a_gpu_that_somebody_else_holds_is_found_before_the_stop(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.run("gpu1", "systemd-run --quiet --unit=stranger gpu-hold --device 0 --memory 500 --node /dev/nvidia0 -- sleep 600")
+    hold = "gpu-hold --device 0 --memory 500 --node /dev/nvidia0 -- sleep 600"
+    fleet.run("gpu1", "systemd-run --quiet --unit=stranger " + hold)
     before = fleet.processes("gpu1")
     try:
         done = roll(fleet, tmp_path / "report.json", "--limit", "gpu1")
