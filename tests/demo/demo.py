@@ -139,7 +139,8 @@ def run() -> int:
         print("    they are up already: make demo-down removes them")
     say("Deploying: gpu1 and gpu2 by gpuops.serving.deploy, gpu3 keeps its hand-written unit with KillMode=process")
     fleet.install_legacy()
-    if play(fleet, "deploy", BUILD / "deploy.log", "-e", "service=qwen"):
+    # A demo that was ended in the middle of its deploy has units that were written and not started.
+    if play(fleet, "deploy", BUILD / "deploy.log", "-e", "service=qwen", "-e", "inference_service_start=always"):
         raise FleetError(f"deploy failed: see {BUILD / 'deploy.log'}")
     fleet.wait_backends(dict.fromkeys(GPU_HOSTS, "UP"), timeout=120)
 

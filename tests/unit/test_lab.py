@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import os
 import typing as t
+from pathlib import Path
 
 import pytest
 import yaml
-from gpulab import access, cli, common, hosts, layers, network, roots, state
+from gpulab import access, cgroups, cli, common, hosts, layers, network, roots, state
 
 
 def lab() -> state.Lab:
@@ -172,3 +173,21 @@ def test_record_survives_a_round_trip(tmp_path: t.Any, monkeypatch: pytest.Monke
     assert state.find(None, "gpu2").name == "demo"
     with pytest.raises(common.LabError, match=r"^no lab has a host 'other'\.$"):
         state.find(None, "other")
+
+
+def test_a_group_that_the_host_removes_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session that ends takes its group with it, in the middle of the walk through all of them."""
+    for name, pid in (("", 7), ("user.slice", 8), ("user.slice/session-c3.scope", 9), ("system.slice", 10)):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "cgroup.procs").write_text("%d\n" % pid)
+    monkeypatch.setattr(cgroups, "groups", lambda _lab, _host: [tmp_path])
+    assert cgroups.members("demo", "gpu1") == {7, 8, 9, 10}
+    real = os.scandir
+
+    def scandir(path: str) -> t.Any:
+        if str(path).endswith("session-c3.scope"):
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert cgroups.members("demo", "gpu1") == {7, 8, 10}

@@ -48,12 +48,15 @@ def members(lab: str, host: str) -> set[int]:
     """Return the pids in the groups of a host."""
     found: set[int] = set()
     for group in groups(lab, host):
-        for path in group.rglob("cgroup.procs"):
+        for folder in _below(group):
             with contextlib.suppress(OSError):
-                found.update(int(pid) for pid in path.read_text(encoding="utf-8").split())
-        with contextlib.suppress(OSError):
-            found.update(int(pid) for pid in (group / "cgroup.procs").read_text(encoding="utf-8").split())
+                found.update(int(pid) for pid in (folder / "cgroup.procs").read_text(encoding="utf-8").split())
     return found - {0}
+
+
+def _below(group: Path) -> list[Path]:
+    """Return the group and all below it, the deepest first; what the host removes meanwhile is left out."""
+    return [Path(folder) for folder, _folders, _files in os.walk(group, topdown=False)]
 
 
 def kill(lab: str, host: str, timeout: float = 15.0) -> None:
@@ -82,9 +85,8 @@ def remove(lab: str, host: str | None = None) -> None:
     for group in groups(lab, host):
         if not group.is_dir():
             continue
-        for folder in sorted((p for p in group.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
+        for folder in _below(group):
             _rmdir(folder)
-        _rmdir(group)
         if host is None:
             with contextlib.suppress(OSError):
                 group.parent.rmdir()  # only when no other lab is below
