@@ -86,7 +86,7 @@ class _Scan:
         self.holders: t.Dict[str, t.Set[int]] = {}
         self.files: t.List[t.Tuple[int, int, str]] = []
         self.hidden: t.Set[int] = set()
-        self.ours: t.Set[int] = set()  # children, which may yet be there when the processes are listed again
+        self.ours: t.Set[int] = set()  # children that could not be ended: they are in a later list
 
     def add(self, pids: t.Sequence[int]) -> None:
         """Take on further processes."""
@@ -115,7 +115,8 @@ class _Scan:
         for mark in self.marks.values():
             mark.set(-1, time.monotonic(), 0)
         outcome = _bounded.run(self._read, limit)
-        self.ours.add(outcome.pid)
+        if outcome.left_behind:
+            self.ours.add(outcome.pid)
         now, done = time.monotonic(), dict.fromkeys(KINDS, 0)
         for part in outcome.partial:
             done[part["kind"]] = part["done"]
@@ -125,7 +126,6 @@ class _Scan:
                 self.holders.setdefault(name, set()).add(pid)
         for kind in KINDS:
             place, since, child = self.marks[kind].get()
-            self.ours.add(child)
             if not outcome.ok and place >= done[kind] and now - since >= patience:
                 self._leave_out(kind, self.todo[kind].pop(place), child)
             del self.todo[kind][: done[kind]]
@@ -140,6 +140,7 @@ class _Scan:
         while not is_gone("/proc/%d" % child):
             if time.monotonic() >= end:
                 _bounded.remember(_key(kind, pid), child)
+                self.ours.add(child)
                 break
             time.sleep(0.005)
 
