@@ -10,11 +10,12 @@ Each evidence (``found_by``), whether it is firm, and to what ownership spreads 
 evidence                              firm           spreads to
 ====================================  =============  ==================================================================
 pid, main_pid, control_pid            yes            children, the session and group that it leads, its mount namespace
-cgroup, mark                          yes            the same
+cgroup, container, mark, gpu_holder   yes            the same
 descendant                            as its parent  the same if firm, else children
 session, process_group                no             children
 the same of a unit's dead main        yes            children, the session and group that it leads, its mount namespace
 mount_namespace                       no             children, its mount namespace
+title                                 no             children
 ====================================  =============  ==================================================================
 
 So one weak link never leads to another kind of weak link: behind a session, a process group or a namespace there is
@@ -26,26 +27,16 @@ from __future__ import annotations
 
 import grp
 import os
-import re
 from dataclasses import dataclass, field
-from typing import Iterable
+from typing import Iterable, Mapping, Pattern
 
 from ._errors import UsageError
+from ._places import Container, attribute, containers_of
 from ._processes import TICKS, Process, ProcessRef, Table, own_line
 from ._service import mark_group
 from ._systemd import UnitState
 
 __all__ = ["Owned", "attribute", "check_mark", "foreign", "group_id", "mark_group", "of_pids", "of_unit", "own_part"]
-
-# Parts of a cgroup's path that mean a container. The manager's name may stand before the id: docker-ID.scope,
-# libpod-ID, PARENT:cri-containerd:ID. The monitor beside a container bears the id too, and is not in it.
-CONTAINER = re.compile(r"(?!(?:libpod|crio)-conmon-)(?:.*[-:])?([0-9a-f]{64})(?:\.scope)?\Z")
-LXC = re.compile(r"lxc\.payload\.(.+)\Z")
-LXC_FOLDERS = ("lxc", "lxc.payload")  # the name is the next part
-MACHINE_SCOPE = re.compile(r"machine-(?!qemu\\x2d)(.+)\.scope\Z")  # virtual machines bear such names as well
-NSPAWN_SERVICE = re.compile(r"systemd-nspawn@(.+)\.service\Z")
-CONTAINER_NAME = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}\Z")
-UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
 
 
 @dataclass
@@ -59,12 +50,19 @@ class Owned:
     leaders: set[int] = field(default_factory=set)
     users: set[int] = field(default_factory=set)
     places: set[tuple[str | None, str | None]] = field(default_factory=set)
+    # Containers whose client the unit runs, by the id that attribute() tells.
+    containers: dict[str, Container] = field(default_factory=dict)
+    # Shown and never signalled, with the word of their outcome: nothing follows from them.
+    spared: dict[ProcessRef, str] = field(default_factory=dict)
+    # Not owned, but they look as if they were: named only.
+    suspects: list[ProcessRef] = field(default_factory=list)
 
     def add(self, process: Process, found_by: str, firm: bool) -> bool:
         """Add a process or one more way it was found by; says whether that changes what may follow from it."""
         if process.pid <= 1 or process.kernel_thread:
             return False
         ways = self.processes.setdefault(process.ref, [])
+        firm = firm and process.ref not in self.spared
         news = not ways or (firm and process.ref not in self.firm)
         if found_by not in ways:
             ways.append(found_by)
@@ -75,6 +73,10 @@ class Owned:
             if process.pid in (process.session, process.pgrp):
                 self.leaders.add(process.pid)
         return news
+
+    def spreads(self, ref: ProcessRef) -> bool:
+        """Whether ownership goes on from this process."""
+        return ref in self.processes and ref not in self.spared
 
 
 def group_id(name: str) -> int | None:
@@ -98,43 +100,6 @@ def check_mark(gid: int | None) -> int | None:
     return gid
 
 
-def attribute(process: Process) -> tuple[str | None, str | None]:
-    """The unit and the innermost container of a process, as its cgroup tells: an id, or a name for LXC and nspawn."""
-    unit, container = None, None
-    outer = True
-    parts = process.cgroup.split("/")
-    for place, part in enumerate(parts):
-        container = _container(parts, place) or container
-        if outer and part and not part.endswith(".slice"):
-            name = part[1:] if part.startswith("_") else part
-            unit = _printable(name) if name.endswith(UNIT_SUFFIXES) else None
-            outer = False
-    return unit, container
-
-
-def _printable(name: str) -> str:
-    """A name that anybody may have given to a cgroup, as one printable line; that of a real unit is one already."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
-
-
-def _container(parts: list[str], place: int) -> str | None:
-    """The container that this part of a cgroup's path means, if any."""
-    part, inside = parts[place], parts[place + 1 : place + 2]
-    match = CONTAINER.match(part)
-    if match is None:
-        match = LXC.match(part)
-    if match is None and inside != ["supervisor"]:
-        match = MACHINE_SCOPE.match(part)
-    if match is None and inside == ["payload"]:
-        match = NSPAWN_SERVICE.match(part)
-    name = match.group(1) if match is not None else ""
-    # A container may itself be called lxc: then what follows is in it.
-    if match is None and parts[max(0, place - 1)] in LXC_FOLDERS and parts[max(0, place - 2)] not in LXC_FOLDERS:
-        name = part
-    name = re.sub(r"\\x([0-9a-f]{2})", lambda escaped: chr(int(escaped.group(1), 16)), name)
-    return name if CONTAINER_NAME.match(name) else None
-
-
 def foreign(table: Table, owned: Owned, any_user: bool = False) -> set[ProcessRef]:
     """Owned processes that may yet be somebody else's: not firm, and of a stranger user or in another place.
 
@@ -142,7 +107,7 @@ def foreign(table: Table, owned: Owned, any_user: bool = False) -> set[ProcessRe
     """
     found = set()
     for process in map(table.by_ref, owned.processes):
-        if process is None or process.ref in owned.firm:
+        if process is None or process.ref in owned.firm or process.ref in owned.spared:
             continue
         place = attribute(process)
         elsewhere = place != (None, None) and place not in owned.places
@@ -199,10 +164,10 @@ def _strange_namespaces(table: Table) -> dict[ProcessRef, int]:
     return {ref: number for ref, number in found.items() if number != 0 and number not in common}
 
 
-def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, spared: set[int]) -> None:
+def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, own: set[int]) -> None:
     """Add whatever belongs to what is owned already, until nothing is added."""
     namespaces = _strange_namespaces(table) if mount_ns else {}
-    candidates = [p for p in table if p.pid not in spared]
+    candidates = [p for p in table if p.pid not in own]
     if mark_gid is not None:
         for process in candidates:
             if mark_gid in process.gids:
@@ -215,7 +180,7 @@ def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, sp
         mounts = {namespaces[ref] for ref in known if ref in namespaces}
         for process in candidates:
             parent = table.get(process.ppid)
-            if parent is not None and parent.ref in owned.processes:
+            if parent is not None and owned.spreads(parent.ref):
                 grown |= owned.add(process, "descendant", parent.ref in owned.firm)
             if process.session != process.pid and _leads(table, owned, process.session):
                 grown |= owned.add(process, "session", False)
@@ -230,7 +195,7 @@ def _leads(table: Table, owned: Owned, leader_pid: int) -> bool:
     if leader_pid <= 1 or leader_pid not in owned.leaders:
         return False  # 0 is the session of all that never had one
     leader = table.get(leader_pid)
-    return leader is None or leader.ref in owned.processes
+    return leader is None or owned.spreads(leader.ref)
 
 
 def of_unit(
@@ -238,67 +203,83 @@ def of_unit(
     state: UnitState,
     *,
     mark_gid: int | None = None,
+    titles: Pattern[str] | None = None,
+    containers: Mapping[str, Container] | None = None,
     previous: Owned | None = None,
 ) -> Owned:
-    """What a unit owns: its cgroup and all nested ones, its mark, and what descends from either.
+    """What a unit owns: its cgroup and all nested ones, its mark, its containers, and what descends from any of them.
 
+    ``titles`` are the names that the engine gives its processes, ``containers`` those that the unit is the client of.
     ``previous`` is an earlier answer: what it held stays owned for as long as it lives.
     """
-    spared = own_line(table)
-    owned = Owned()
+    own = own_line(table)
+    owned = Owned(containers=dict(containers or {}))
     for pid, word in ((state.main_pid, "main_pid"), (state.control_pid, "control_pid")):
-        root = table.get(pid) if pid not in spared else None
+        root = table.get(pid) if pid not in own else None
         if root is not None and pid > 1:
             owned.add(root, word, True)
             owned.roots.append(root.ref)
     group = state.control_group
     for process in table:
         inside = group not in ("", "/") and _in_cgroup(process, group)
-        if process.pid not in spared and (inside or attribute(process)[0] == state.name):
+        if process.pid not in own and (inside or attribute(process)[0] == state.name):
             owned.add(process, "cgroup", True)
+        if process.pid not in own and any(name in owned.containers for name in containers_of(process)):
+            owned.add(process, "container", True)
     earlier = _earlier_main(table, state)
     if earlier:
         owned.leaders.add(earlier)
         for process in table:
-            if process.pid not in spared and earlier in (process.session, process.pgrp):
+            if process.pid not in own and earlier in (process.session, process.pgrp):
                 owned.add(process, "session" if process.session == earlier else "process_group", True)
-    _carry(table, owned, previous, spared)
-    return _finish(table, owned, mark_gid, True, spared)
+    _carry(table, owned, previous, own)
+    return _finish(table, owned, mark_gid, True, own)
 
 
-def of_pids(table: Table, refs: Iterable[ProcessRef], *, previous: Owned | None = None) -> Owned:
+def of_pids(
+    table: Table,
+    refs: Iterable[ProcessRef],
+    *,
+    found_by: str = "pid",
+    spared: Mapping[ProcessRef, str] | None = None,
+    previous: Owned | None = None,
+) -> Owned:
     """What the given processes own: themselves, what descends from them, the sessions and groups that they lead.
 
+    ``found_by`` is how they were found, ``spared`` those of them that are shown and never signalled.
     A mount namespace is no evidence here: what somebody started by hand may share one with much else.
     """
-    spared = own_line(table)
-    owned = Owned()
-    for ref in refs:
+    own = own_line(table)
+    owned = Owned(spared=dict(spared or {}))
+    for ref in [*refs, *owned.spared]:
         process = table.by_ref(ref)
-        if process is not None and ref.pid not in spared and ref.pid > 1 and not process.kernel_thread:
-            owned.add(process, "pid", True)
-            owned.roots.append(ref)
-    _carry(table, owned, previous, spared)
-    return _finish(table, owned, None, False, spared)
+        if process is not None and ref.pid not in own and ref.pid > 1 and not process.kernel_thread:
+            owned.add(process, found_by, True)
+            if ref not in owned.spared:
+                owned.roots.append(ref)
+    _carry(table, owned, previous, own)
+    return _finish(table, owned, None, False, own)
 
 
-def _carry(table: Table, owned: Owned, previous: Owned | None, spared: set[int]) -> None:
+def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int]) -> None:
     """Keep what an earlier look found, with what spoke for it then."""
     if previous is None:
         return
     owned.leaders |= previous.leaders
     owned.users |= previous.users
     owned.places |= previous.places
+    owned.containers.update(previous.containers)
+    owned.spared.update((ref, word) for ref, word in previous.spared.items() if ref not in owned.spared)
     for ref, ways in previous.processes.items():
         process = table.by_ref(ref)
-        if process is not None and ref.pid not in spared:
+        if process is not None and ref.pid not in own:
             for found_by in ways:
                 owned.add(process, found_by, ref in previous.firm)
 
 
-def _finish(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, spared: set[int]) -> Owned:
-    _spread(table, owned, mark_gid, mount_ns, spared)
-    tops = [ref for ref in owned.processes if not _has_owned_parent(table, owned, ref)]
+def _finish(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, own: set[int]) -> Owned:
+    _spread(table, owned, mark_gid, mount_ns, own)
+    tops = [ref for ref in owned.processes if owned.spreads(ref) and not _has_owned_parent(table, owned, ref)]
     owned.roots = [ref for ref in owned.roots if ref in tops] or tops
     return owned
 
@@ -306,4 +287,4 @@ def _finish(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, sp
 def _has_owned_parent(table: Table, owned: Owned, ref: ProcessRef) -> bool:
     process = table.by_ref(ref)
     parent = table.get(process.ppid) if process is not None else None
-    return parent is not None and parent.ref in owned.processes
+    return parent is not None and owned.spreads(parent.ref)

@@ -190,7 +190,8 @@ processes:
     found_by:
       description:
         - What makes it owned, or made it so when it was first seen. One or more of V(main_pid), V(control_pid),
-          V(pid), V(cgroup), V(mark), V(descendant), V(session), V(process_group), V(mount_namespace).
+          V(pid), V(gpu_holder), V(cgroup), V(container), V(mark), V(descendant), V(session), V(process_group),
+          V(mount_namespace), V(title).
       type: list
       elements: str
     role:

@@ -367,7 +367,8 @@ def test_marks() -> None:
 
 def test_every_evidence_is_in_the_table_and_in_the_documentation() -> None:
     source = inspect.getsource(_ownership)
-    words = set(re.findall(r'"(\w+)", (?:True|False|parent)', source)) | {"main_pid", "control_pid"}
+    words = set(re.findall(r'"(\w+)", (?:True|False|parent)', source)) | {"main_pid", "control_pid", "pid", "gpu_holder"}
+    words.add("title")
     words |= {"session", "process_group"} if '"session" if' in source else set()
     returned = yaml.safe_load(process_tree_stop.RETURN)["processes"]["contains"]["found_by"]["description"]
     assert set(re.findall(r"V\((\w+)\)", str(returned))) == words
