@@ -300,34 +300,15 @@ elapsed:
   returned: when the call was not refused before the first look
 """
 
-import os
 import typing as t
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _selection
-from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _stopping
 
 
 def stop(context: _ansible.Context) -> t.Dict[str, t.Any]:
     params = context.params
-    if os.geteuid() != 0:
-        context.warn("not run as root: processes of other users may not be found, and cannot be signalled")
-    options = Options(
-        signal=params["signal"],
-        grace=params["grace"],
-        kill_grace=params["kill_grace"],
-        timeout=params["timeout"],
-        order=params["order"],
-        protected=tuple(params["protected"]),
-        allow_foreign_users=params["allow_foreign_users"],
-        reset_failed=params["reset_failed"],
-    )
-    selection = _selection.select(params)
-    for text in selection.warnings:
-        context.warn(text)
-    if selection.scan is None:
-        return _selection.nothing(selection)
     keep = _lease.keeper(params["service"], None if context.check_mode else params["run_id"])
-    return Stopper(selection.what, selection.scan, options, unit=selection.unit, tick=keep).run(context.check_mode)
+    return _stopping.stop(params, context.check_mode, keep, context.warn)
 
 
 def main() -> None:
