@@ -7,10 +7,9 @@
 ``forest.py FOLDER JSON``: JSON, or ``@`` and a file that holds it, is a list of trees.
 The keys of a node, all optional but ``id``:
 
-``id``:
-
 ``id``        file FOLDER/ID tells pid and start time once the process is ready, FOLDER/ID.signals what it was sent
 ``name``      its name, as Latin-1 text for any byte
+``title``     its command line, written over the arguments and the environment as setproctitle does: both are gone
 ``children``  more nodes
 ``session``, ``group``, ``double`` (double fork), ``daemon`` (own session, then double fork)
 ``deaf``      ignores TERM, INT, HUP and QUIT; ``all_deaf`` everything that can be ignored, and tells of it
@@ -73,6 +72,14 @@ def _hear(folder: str, node: dict) -> None:
         signal.signal(number, handler)
 
 
+def _retitle(title: str) -> None:
+    with open("/proc/self/stat", "rb") as stream:
+        fields = stream.read().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[48])  # arg_start, env_end
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, title.encode(), min(len(title.encode()), end - begin - 1))
+
+
 def _ready(folder: str, node: dict) -> None:
     _write(folder, node["id"], "%d %d" % (os.getpid(), _start_ticks()))
 
@@ -91,6 +98,8 @@ def _live(folder: str, node: dict) -> None:
         os.setuid(node["uid"])
     if "name" in node:
         LIBC.prctl(PR_SET_NAME, ctypes.c_char_p(node["name"].encode("latin-1")), 0, 0, 0)
+    if "title" in node:
+        _retitle(node["title"])
     for child in node.get("children", ()):
         plant(folder, child)
     for child in node.get("children", ()):
