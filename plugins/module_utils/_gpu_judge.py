@@ -16,7 +16,7 @@ from ._gpu_options import Options, Rule
 from ._gpu_view import View
 from ._verdicts import worst
 
-__all__ = ["allowed", "judge"]
+__all__ = ["allowed", "blocking", "judge"]
 
 COMM_LENGTH = 15  # the kernel cuts process names
 
@@ -33,6 +33,16 @@ def allowed(identity: t.Optional[Identity], rules: t.Sequence[Rule]) -> bool:
         if wanted and all(found.get(key) == value for key, value in wanted.items()):
             return True
     return False
+
+
+def blocking(device: Device, options: Options) -> t.List[Holder]:
+    """Whose use makes this device busy: those listed, and with memory in use that they do not explain, its node's."""
+    listed = [holder for holder in device.holders if holder.listed and not holder.excused]
+    if device.partitions:  # what is held outside of them was judged with the whole
+        unexplained = device.reason in ("node_held_memory_in_use", "node_held_memory_unreadable")
+    else:
+        unexplained = device.memory_used is None or _rest(device) > options.tolerance(device.vendor)
+    return listed + (_suspects(device) if unexplained else [])
 
 
 class _Case(t.NamedTuple):

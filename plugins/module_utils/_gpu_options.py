@@ -13,7 +13,7 @@ from . import _limits
 from ._errors import ServingError, UsageError
 from ._gpu_select import check
 
-__all__ = ["VENDORS", "Options", "Rule", "of_params"]
+__all__ = ["VENDORS", "Options", "Rule", "check_rules", "of_params"]
 
 Rule = t.Mapping[str, t.Any]
 
@@ -43,15 +43,20 @@ class Options:
         return TOLERANCE[vendor] if self.memory_tolerance is None else self.memory_tolerance
 
 
+def check_rules(rules: t.Optional[t.Sequence[Rule]]) -> t.Optional[t.Sequence[Rule]]:
+    """The rules of who may hold a device, unless one of them says nothing."""
+    for rule in rules or ():
+        if not any(rule.get(key) for key in RULE_KEYS):
+            raise UsageError('a rule of "allowed_holders" is empty: give a name, a user or a unit')
+    return rules
+
+
 def of_params(params: t.Mapping[str, t.Any]) -> Options:
     """Options from a module's parameters; a UsageError for what makes no sense, before anything is read."""
     names = ("timeout", "interval", "memory_tolerance", "expected_gpus")
     _limits.at_least(0, **{name: params[name] for name in names})
     _limits.at_least(1, confirmations=params["confirmations"])
-    rules = params["allowed_holders"]
-    for rule in rules or ():
-        if not any(rule.get(key) for key in RULE_KEYS):
-            raise UsageError('a rule of "allowed_holders" is empty: give a name, a user or a unit')
+    rules = check_rules(params["allowed_holders"])
     if params["gpus"] not in (None, []):
         check(params["gpus"])
     elif params["gpus"] == [] and params["expected_gpus"] is not None:

@@ -23,11 +23,29 @@ from ._processes import Process, ProcessRef, Table, user_name
 from ._survey import Scan
 from ._systemd import UnitState
 
-__all__ = ["Refused", "Selection", "by_pattern", "by_pid", "by_pidfile", "by_unit", "mark_of", "nothing", "select"]
+__all__ = [
+    "Refused",
+    "Selection",
+    "by_pattern",
+    "by_pid",
+    "by_pidfile",
+    "by_unit",
+    "mark_of",
+    "nothing",
+    "select",
+    "service_of",
+    "untouchable",
+    "user_id",
+]
 
 MATCHING = 2.0  # seconds that a pattern may take on all processes
 LINE_READING = 4.0  # seconds that command lines which cannot be read may cost in all
-HOST_UNITS = re.compile(r"(?:init\.scope|session-.*\.scope|user@.*\.service|systemd-.*\.service)\Z")
+# What keeps the host, the sessions of its users and the way to it running.
+HOST_UNITS = re.compile(
+    r"(?:init\.scope|session-.*\.scope|user@.*\.service|systemd-.*\.service|sshd?(?:@.*)?\.service|"
+    r"dbus(?:-broker)?\.service)\Z"
+)
+SSH_SERVER = ("sshd", "sshd-session", "sshd-auth")
 MOST_PID = 2**22  # the kernel's own limit
 CLOCK_SLIP = 1.0  # the boot time, the base of every create time, has whole seconds
 
@@ -57,9 +75,14 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
     create_time, user = params.get("create_time"), params.get("user")
     if create_time is not None and not math.isfinite(create_time):
         raise UsageError('"create_time" must be a number of seconds, not %s' % create_time)
-    for name in ("unit", "pidfile", "pattern"):
+    for name in ("unit", "pidfile", "pattern", "user"):
         if params.get(name) == "":
             raise UsageError('"%s" is empty' % name)
+    by_number = params.get("pid") is not None or params.get("pidfile") is not None
+    if create_time is not None and not by_number:
+        raise UsageError('"create_time" says which process is meant by "pid" or "pidfile": leave it out here')
+    if user is not None and not (by_number or params.get("pattern")):
+        raise UsageError('"user" has no meaning for a unit, which may run as several users: leave it out here')
     if params.get("unit"):
         unit = checked_unit(params["unit"], types)
         _systemd.require_floor()
@@ -76,9 +99,11 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
         scan = by_pidfile(params["pidfile"], found, create_time, user)
         return _warned(Selection(what, scan), found.pid if found else 0)
     if params.get("pattern"):
+        if user is None:
+            raise UsageError('"pattern" needs "user": without it, processes of anybody could be meant')
         what = 'the pattern "%s" of the user "%s"' % (params["pattern"], user)
-        return Selection(what, by_pattern(params["pattern"], str(user)))
-    raise UsageError('the definition of the service "%s" names no unit' % params.get("service"))
+        return Selection(what, by_pattern(params["pattern"], user))
+    raise UsageError('no unit is known for the service "%s": name it in its definition or here' % params.get("service"))
 
 
 def checked_unit(name: str, types: tuple[str, ...]) -> str:
@@ -98,20 +123,31 @@ def nothing(selection: Selection) -> dict[str, Any]:
         "changed": False,
         "msg": "there was nothing to stop: %s does not exist" % selection.what,
         "processes": [],
+        "unlisted": 0,
         "survivors": [],
+        "suspects": [],
         "zombies": [],
+        "plan": [],
         "unit_state": None,
         "elapsed": 0.0,
     }
 
 
 def _warned(selection: Selection, pid: int) -> Selection:
+    """Say who may start it again."""
     process = Table.snapshot().get(pid)
-    unit = _ownership.attribute(process)[0] if process is not None and selection.scan is not None else None
-    if unit is not None and unit.endswith(".service"):
-        selection.warnings.append(
-            'the process %d belongs to the unit "%s", which may start it again: stop the unit instead' % (pid, unit)
-        )
+    if process is None or selection.scan is None:
+        return selection
+    unit, container = _ownership.attribute(process)
+    if container is not None:
+        place, remedy = 'the container "%s"' % container, "stop the container"
+    elif unit is not None and unit.endswith(".service"):
+        place, remedy = 'the unit "%s"' % unit, "stop the unit"
+    else:
+        return selection
+    selection.warnings.append(
+        "the process %d belongs to %s, which may start it again: %s instead" % (pid, place, remedy)
+    )
     return selection
 
 
@@ -231,11 +267,9 @@ def by_pattern(pattern: str, user: str) -> Scan:
     try:
         if re.compile(pattern).search("") is not None:
             raise UsageError('the pattern "%s" fits every process: it is found in an empty text' % pattern)
-        uid = pwd.getpwnam(user).pw_uid
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError('the pattern "%s" is not a regular expression: %s' % (pattern, error)) from error
-    except KeyError:
-        raise UsageError('the user "%s" does not exist on this host' % user) from None
+    uid = user_id(user)
     known: dict[ProcessRef, bool] = {}
     left = LINE_READING
 
@@ -254,22 +288,25 @@ def by_pattern(pattern: str, user: str) -> Scan:
             left -= time.monotonic() - began
         found = _search(pattern, [[p.name, lines.get(p.ref, "")] for p in unread], previous is None)
         for process, fits in zip(unread, found):
-            unit = _service_of(process)
+            unit = service_of(process)
             if fits and unit is not None and previous is None:
                 raise Refused(
                     'nothing was signalled: the pattern "%s" fits the process %d "%s" of the unit "%s": '
                     "name the unit instead, or give a narrower pattern" % (pattern, process.pid, process.name, unit)
                 )
+            why = untouchable(table, process) if fits and unit is None else ""
+            if why and previous is None:
+                raise Refused('nothing was signalled: the pattern "%s" is too wide: %s' % (pattern, why))
             # A line that could not be read in time is read again at the next look.
             if fits or process.ref in lines:
-                known[process.ref] = fits and unit is None
+                known[process.ref] = fits and unit is None and not why
         refs = [p.ref for p in candidates if known.get(p.ref)]
         return _ownership.of_pids(table, refs, previous=previous)
 
     return scan
 
 
-def _service_of(process: Process) -> str | None:
+def service_of(process: Process) -> str | None:
     """The service unit that the process is in, or the user manager that it is; no unit of a user counts."""
     unit = _ownership.attribute(process)[0]
     if unit is None or not (unit.endswith(".service") or unit == "init.scope"):
@@ -302,14 +339,38 @@ def _of_refs(refs: list[ProcessRef]) -> Scan:
 
 
 def _check(table: Table, process: Process, user: str | None) -> None:
-    if process.pid == 1:
-        raise Refused("the process 1 is the init process of this host")
-    if process.kernel_thread:
-        raise Refused('the process %d "%s" is a kernel thread' % (process.pid, process.name))
-    if process.pid in _processes.own_line(table):
-        raise Refused('the process %d "%s" is one that this task runs in' % (process.pid, process.name))
-    if user is not None and process.user != user:
+    why = untouchable(table, process)
+    if why:
+        raise Refused(why)
+    if user is not None and process.uid != user_id(user):
         raise Refused(
             'the process %d "%s" belongs to the user "%s", not to "%s"'
             % (process.pid, process.name, process.user, user)
         )
+
+
+def untouchable(table: Table, process: Process) -> str:
+    """Why this process is not one to be stopped, whoever names it; empty when it may be one."""
+    called = 'the process %d "%s"' % (process.pid, process.name)
+    if process.pid == 1:
+        return "the process 1 is the init process of this host"
+    if process.kernel_thread:
+        return called + " is a kernel thread"
+    if process.pid in _processes.own_line(table):
+        return called + " is one that this task runs in"
+    unit = service_of(process)
+    if unit is not None and HOST_UNITS.match(unit):
+        return '%s belongs to the unit "%s", which this host or the sessions of its users need' % (called, unit)
+    if process.name in SSH_SERVER:
+        return called + " is the SSH server or one of its connections"
+    return ""
+
+
+def user_id(name: str) -> int:
+    """The number of an account, or the number itself where no account bears it."""
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        if name.isdigit() and int(name) < 2**32:
+            return int(name)
+        raise UsageError('the user "%s" does not exist on this host' % name) from None

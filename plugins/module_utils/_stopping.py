@@ -9,10 +9,16 @@ from __future__ import annotations
 import os
 from typing import Any, Callable, Mapping
 
-from . import _selection
+from . import _processes, _selection
+from ._errors import UsageError
+from ._selection import Selection
 from ._stop import Options, Stopper
+from ._survey import Survey
 
-__all__ = ["stop"]
+__all__ = ["SELECTORS", "stop"]
+
+SELECTORS = ("unit", "pid", "pidfile", "pattern", "gpus")
+NAME_BYTES = 15  # the kernel keeps no more of a name
 
 
 def stop(
@@ -20,17 +26,58 @@ def stop(
     check_mode: bool,
     tick: Callable[[], None] = lambda: None,
     warn: Callable[[str], None] = lambda _text: None,
+    watch: Callable[[Survey], None] = lambda _survey: None,
 ) -> dict[str, Any]:
-    """Stop what the options select, or say what would be done. ``tick`` is called before each look."""
+    """Stop what the options select, or say what would be done.
+
+    ``tick`` is called before each look, and ``watch`` is then shown what the one before has found.
+    """
     if os.geteuid() != 0:
         warn("not run as root: processes of other users may not be found, and cannot be signalled")
+    params = dict(params, protected=_protected(params["protected"]))
     options = _options(params)
-    selection = _selection.select(params)
-    for text in selection.warnings:
-        warn(text)
+    selection = _select(params)
     if selection.scan is None:
         return _selection.nothing(selection)
-    return Stopper(selection.what, selection.scan, options, unit=selection.unit, tick=tick).run(check_mode)
+
+    def before_look() -> None:
+        tick()
+        watch(stopper.survey)
+
+    stopper = Stopper(selection.what, selection.scan, options, unit=selection.unit, tick=before_look)
+    try:
+        return stopper.run(check_mode)
+    finally:
+        for text in selection.warnings:  # a look may have added to them
+            warn(text)
+
+
+def _select(params: Mapping[str, Any]) -> Selection:
+    given = [name for name in SELECTORS if params.get(name) is not None]
+    if len(given) > 1:
+        raise UsageError('"%s" and "%s" exclude each other: give one of them' % (given[0], given[1]))
+    if params.get("service") and given not in ([], ["unit"]):
+        raise UsageError('"service" and "%s" exclude each other: give one of them' % given[0])
+    if not given and not params.get("service"):
+        raise UsageError("nothing is named that could be stopped: give one of service, %s" % ", ".join(SELECTORS))
+    if params.get("allowed_holders") is not None and given != ["gpus"]:
+        raise UsageError('"allowed_holders" says who may go on to hold "gpus": leave it out here')
+    if params.get("engine") and given not in ([], ["unit"]):
+        raise UsageError('"engine" tells what the processes of a unit are called: leave it out here')
+    if given != ["gpus"]:
+        return _selection.select(params)
+    # Loaded where it is asked for: a module compiles what it imports on every run.
+    from . import _holders
+
+    return _holders.select(params)
+
+
+def _protected(names: Any) -> tuple[str, ...]:
+    """The names as the process table shows them, which is cut and with strange bytes escaped, and as they are."""
+    if "" in names:
+        raise UsageError('"protected" holds an empty name')
+    cut = [_processes.escape(name.encode("utf-8", "surrogateescape")[:NAME_BYTES]) for name in names]
+    return tuple(dict.fromkeys([*names, *cut]))
 
 
 def _options(params: Mapping[str, Any]) -> Options:

@@ -16,6 +16,7 @@ The keys of a node, all optional but ``id``:
 ``on_term``   a node that is born when TERM comes
 ``stopped``   stops itself; ``slow`` ends that many seconds after TERM; ``zombie`` ends at once and is never collected
 ``threads``   its main thread ends, another one lives on
+``gpu``       what it tells the test driver library: device, memory, kind, node (a path), listed
 ``mark`` (gid), ``uid``, ``mounts`` (own mount namespace), ``leave`` (ends when its children are ready)
 
 It needs nothing but Python, so that lab hosts can run it as the command of a unit; ``--stay`` then keeps the first tree
@@ -94,6 +95,11 @@ def _live(folder: str, node: dict) -> None:
     if node.get("mark"):
         os.setgroups([node["mark"]])
     _hear(folder, node)
+    if "gpu" in node:
+        sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml"))
+        import hold  # only some forests hold a device
+
+        hold.hold(**node["gpu"])
     if node.get("uid"):
         os.setuid(node["uid"])
     if "name" in node:
