@@ -1,0 +1,117 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Four kinds of host (systemd 247, 252, 257, and legacy control groups) on which tests stop units, all at once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import typing as t
+from pathlib import Path
+
+from gpulab import common
+
+HOSTS = {"old": "bullseye", "mid": "bookworm", "new": "trixie", "legacy": "bullseye,legacy=1"}
+FOREST = common.REPO / "tests" / "fakes" / "forest.py"
+PLAY = [
+    {
+        "name": "Stop",
+        "hosts": "gpu_hosts",
+        "gather_facts": False,
+        "tasks": [
+            {
+                "name": "Stop one after the other",
+                "gpuops.serving.process_tree_stop": "{{ item }}",
+                "loop": "{{ calls }}",
+                "loop_control": {"label": "{{ item.unit | default(item) }}"},
+                "register": "answers",
+                "ignore_errors": True,
+            },
+            {
+                "name": "Bring the answers",
+                "ansible.builtin.copy": {
+                    "content": "{{ answers.results | to_json }}",
+                    "dest": "{{ folder }}/{{ inventory_hostname }}.json",
+                    "mode": "0600",
+                },
+                "delegate_to": "localhost",
+                "check_mode": False,
+                "become": False,
+                "vars": {"ansible_connection": "local"},
+            },
+        ],
+    }
+]
+
+Result = t.Dict[str, t.Any]
+
+
+def mark_group(service: str) -> str:
+    """The group that marks the processes of a service."""
+    return "gpuops-" + hashlib.sha256(service.encode()).hexdigest()[:12]
+
+
+class FourHosts:
+    """A lab of the four kinds, and what tests do with it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.folder = common.BUILD / name
+
+    @contextlib.contextmanager
+    def up(self) -> t.Iterator[FourHosts]:
+        lab = [sys.executable, str(common.LAB / "lab.py")]
+        hosts = [word for name, release in HOSTS.items() for word in ("--host", "%s=%s" % (name, release))]
+        subprocess.run([*lab, "down", "--name", self.name], check=True, capture_output=True)
+        subprocess.run([*lab, "up", "--name", self.name, *hosts], check=True, capture_output=True)
+        try:
+            self.everywhere("cat > /opt/forest.py", FOREST.read_text(encoding="utf-8"))
+            yield self
+        finally:
+            subprocess.run([*lab, "down", "--name", self.name], check=True, capture_output=True)
+
+    def on(self, host: str, script: str, text: str = "", timeout: float = 60) -> str:
+        """Run a shell script as root and return what it prints."""
+        argv = ["ssh", "-F", str(self.folder / "ssh_config"), host, "sh -euc %s" % shlex.quote(script)]
+        done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=timeout)
+        assert done.returncode == 0, "%s: %s%s" % (host, done.stdout, done.stderr)
+        return done.stdout
+
+    def everywhere(self, script: str, text: str = "", timeout: float = 60) -> t.Dict[str, str]:
+        with concurrent.futures.ThreadPoolExecutor(len(HOSTS)) as pool:
+            return dict(zip(HOSTS, pool.map(lambda host: self.on(host, script, text, timeout), HOSTS)))
+
+    def wait(self, script: str, seconds: float = 20) -> None:
+        """Until the script succeeds on every host."""
+        loop = "for i in $(seq %d); do if %s; then exit 0; fi; sleep 0.1; done; echo 'never: '%s; exit 7"
+        self.everywhere(loop % (seconds * 10, script, shlex.quote(script)))
+
+    def stop(self, *calls: t.Dict[str, t.Any], check: bool = False) -> t.Dict[str, t.List[Result]]:
+        """Call process_tree_stop once for each of these options, on all hosts; what each answered, by host."""
+        folder = self.folder / "answers"
+        folder.mkdir(exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        play = self.folder / "stop.yml"
+        play.write_text(json.dumps(PLAY), encoding="utf-8")
+        values = {"calls": list(calls), "folder": str(folder)}
+        argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(self.folder / "inventory.yml")]
+        argv += [str(play), "-e", json.dumps(values)] + (["--check"] if check else [])
+        environment = dict(os.environ, ANSIBLE_CONFIG=str(common.REPO / "tests" / "ansible.cfg"))
+        environment.setdefault("ANSIBLE_HOME", str(common.REPO / ".cache" / "ansible"))
+        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
+        assert set(found) == set(HOSTS), done.stdout + done.stderr
+        return found
+
+    def stop_one(self, check: bool = False, **options: t.Any) -> t.Dict[str, Result]:
+        """The same for a single call."""
+        return {host: answers[0] for host, answers in self.stop(options, check=check).items()}
