@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ._processes import Process
 
-__all__ = ["Container", "attribute", "containers_of"]
+__all__ = ["Container", "attribute", "containers_of", "machine_of"]
 
 # Parts of a cgroup's path that mean a container. The manager's name may stand before the id: docker-ID.scope,
 # libpod-ID, PARENT:cri-containerd:ID. The monitor beside a container bears the id too, and is not in it.
@@ -20,6 +20,7 @@ LXC = re.compile(r"lxc\.payload\.(.+)\Z")
 LXC_FOLDERS = ("lxc", "lxc.payload")  # the name is the next part
 MACHINE_SCOPE = re.compile(r"machine-(?!qemu\\x2d)(.+)\.scope\Z")  # virtual machines bear such names as well
 NSPAWN_SERVICE = re.compile(r"systemd-nspawn@(.+)\.service\Z")
+PAYLOAD_SCOPE = re.compile(r"(.+)\.scope\Z")  # of a machine that is not registered
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}\Z")
 UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
 
@@ -55,6 +56,15 @@ def containers_of(process: Process) -> list[str]:
     return [name for name in found if name is not None]
 
 
+def machine_of(process: Process) -> str | None:
+    """The name of the machine of systemd-nspawn, in a scope of its own, that a process is in."""
+    parts = process.cgroup.split("/")
+    for place, part in enumerate(parts):
+        if part.endswith(".scope") and parts[place + 1 : place + 2] == ["payload"]:
+            return _container(parts, place)
+    return None
+
+
 def _printable(name: str) -> str:
     """A name that anybody may have given to a cgroup, as one printable line; that of a real unit is one already."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
@@ -69,7 +79,7 @@ def _container(parts: list[str], place: int) -> str | None:
     if match is None and inside != ["supervisor"]:
         match = MACHINE_SCOPE.match(part)
     if match is None and inside == ["payload"]:
-        match = NSPAWN_SERVICE.match(part)
+        match = NSPAWN_SERVICE.match(part) or PAYLOAD_SCOPE.match(part)
     name = match.group(1) if match is not None else ""
     # A container may itself be called lxc: then what follows is in it.
     if match is None and parts[max(0, place - 1)] in LXC_FOLDERS and parts[max(0, place - 2)] not in LXC_FOLDERS:
