@@ -42,7 +42,7 @@ PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
     "TimeoutStopUSec,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,"
-    "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic"
+    "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User"
 )
 UNIT_TYPES = (
     ".service",
