@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import pwd
 import signal
@@ -23,6 +25,7 @@ __all__ = [
     "boot_time",
     "command_lines",
     "escape",
+    "kernel_stacks",
     "own_line",
     "send",
     "user_name",
@@ -31,6 +34,10 @@ __all__ = [
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PF_KTHREAD = 0x00200000
+CHUNK = 8192  # more than these files have, of all but the strangest processes
+NEW_ONES = 8  # how often one look goes back for processes that were born during it
+YOUNG = 5.0  # seconds in which a process may yet be given its user, groups and control group by whoever starts it
+STACK_READING = 1.0  # seconds that kernel stacks may take in all
 
 
 class ProcessRef(NamedTuple):
@@ -83,6 +90,7 @@ class Process:
     kernel_thread: bool
     cpu_ticks: int
     booted: float = 0.0
+    settled: bool = False  # whether its user, groups and control group were read after its first seconds
 
     @property
     def pid(self) -> int:
@@ -117,7 +125,7 @@ class _Stat(NamedTuple):
 def _parse_stat(data: bytes) -> _Stat:
     # The name may hold spaces, parentheses and newlines: only its outermost parentheses count.
     opening, closing = data.index(b"("), data.rindex(b")")
-    rest = data[closing + 2 :].split()
+    rest = data[closing + 2 :].split(None, 20)
     return _Stat(
         name=data[opening + 1 : closing],
         state=rest[0].decode("ascii"),
@@ -131,20 +139,18 @@ def _parse_stat(data: bytes) -> _Stat:
     )
 
 
+def _line(data: bytes, key: bytes) -> list[bytes]:
+    """The words of one line of a status; a name above it has its newlines escaped, so it cannot pass for one."""
+    begin = data.index(b"\n" + key) + 1 + len(key)
+    return data[begin : data.index(b"\n", begin)].split()
+
+
 def _parse_status(data: bytes) -> tuple[int, tuple[int, ...]]:
-    uid, gids = -1, set()
-    for line in data.split(b"\n"):
-        key, _colon, value = line.partition(b":")
-        if key == b"Uid":
-            uid = int(value.split()[0])
-        elif key == b"Gid":
-            gids.add(int(value.split()[0]))
-            gids.add(int(value.split()[1]))
-        elif key == b"Groups":
-            gids.update(int(gid) for gid in value.split())
-    return uid, tuple(sorted(gids))
+    gids = _line(data, b"Gid:")[:2] + _line(data, b"Groups:")
+    return int(_line(data, b"Uid:")[0]), tuple(sorted(map(int, set(gids))))
 
 
+@functools.lru_cache(maxsize=1024)
 def _parse_cgroup(data: bytes) -> str:
     """The path in the hierarchy that systemd tracks units in; on a legacy host the unified one is always the root."""
     unified, named = "", ""
@@ -162,15 +168,14 @@ def _parse_cgroup(data: bytes) -> str:
     return unified
 
 
-def _read_at(name: str, directory: int) -> bytes:
+def _read_at(name: str, directory: int | None = None) -> bytes:
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
-        chunks: list[bytes] = []
-        while True:
-            chunk = os.read(fd, 65536)
-            if not chunk:
-                return b"".join(chunks)
-            chunks.append(chunk)
+        data = chunk = os.read(fd, CHUNK)
+        while len(chunk) == CHUNK:
+            chunk = os.read(fd, CHUNK)
+            data += chunk
+        return data
     finally:
         os.close(fd)
 
@@ -192,8 +197,23 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
         return None
     finally:
         os.close(directory)
+    return _process(ProcessRef(pid, stat.start), stat, uid, gids, cgroup, booted)
+
+
+def _read_again(proc: str, known: Process) -> Process | None:
+    """The same process at this moment, as far as its stat tells; another one when the number is another's now."""
+    try:
+        stat = _parse_stat(_read_at("%s/%d/stat" % (proc, known.pid)))
+    except (OSError, ValueError, IndexError):
+        return None
+    if stat.start != known.ref.start or not known.settled:
+        return _read_process(proc, known.pid, known.booted)
+    return _process(known.ref, stat, known.uid, known.gids, known.cgroup, known.booted)
+
+
+def _process(ref: ProcessRef, stat: _Stat, uid: int, gids: tuple[int, ...], cgroup: str, booted: float) -> Process:
     return Process(
-        ref=ProcessRef(pid, stat.start),
+        ref=ref,
         ppid=stat.ppid,
         pgrp=stat.pgrp,
         session=stat.session,
@@ -206,22 +226,46 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
         kernel_thread=bool(stat.flags & PF_KTHREAD),
         cpu_ticks=stat.cpu_ticks,
         booted=booted,
+        settled=time.clock_gettime(time.CLOCK_BOOTTIME) - ref.start / TICKS > YOUNG,
     )
 
 
 class Table:
-    """All processes seen in one pass over /proc."""
+    """All processes seen in one look at /proc."""
 
     def __init__(self, processes: Iterable[Process], proc: str = "/proc") -> None:
         self.proc = proc
-        self._by_pid = {process.pid: process for process in processes}
+        self._by_pid: dict[int, Process] = {}
         self._children: dict[int, list[Process]] = {}
-        for process in self._by_pid.values():
-            self._children.setdefault(process.ppid, []).append(process)
+        self.add(processes)
+
+    def add(self, processes: Iterable[Process]) -> None:
+        """Add rows; a number that is in it already keeps its row."""
+        for process in processes:
+            if self._by_pid.setdefault(process.pid, process) is process:
+                self._children.setdefault(process.ppid, []).append(process)
 
     @classmethod
-    def snapshot(cls, proc: str = "/proc") -> Table:
-        return cls.of((int(entry) for entry in os.listdir(proc) if entry.isdigit()), proc)
+    def snapshot(cls, proc: str = "/proc", known: Table | None = None) -> Table:
+        """Every process, those too that are born while this looks.
+
+        The user, the groups and the control group of those that ``known``, an earlier table, holds already are taken
+        from there, unless they were young then. That makes it three times as fast.
+        """
+        booted = boot_time(proc)
+        found: list[Process] = []
+        seen: set[str] = set()
+        for _round in range(NEW_ONES):
+            entries = {entry for entry in os.listdir(proc) if entry.isdigit()} - seen
+            if not entries:
+                break
+            seen |= entries
+            for pid in sorted(map(int, entries)):
+                earlier = known.get(pid) if known is not None else None
+                process = _read_again(proc, earlier) if earlier is not None else _read_process(proc, pid, booted)
+                if process is not None:
+                    found.append(process)
+        return cls(found, proc)
 
     @classmethod
     def of(cls, pids: Iterable[int], proc: str = "/proc") -> Table:
@@ -334,6 +378,25 @@ def waiting_in(ref: ProcessRef) -> str:
     except OSError:
         return ""
     return "" if text == "0" else text
+
+
+def kernel_stacks(refs: Iterable[ProcessRef]) -> dict[ProcessRef, list[str]]:
+    """Where in the kernel processes are, innermost first; nothing of those that do not tell, or not in time.
+
+    Reading one takes a lock of the process, which it may hold for ever while it is stuck.
+    """
+    wanted = list(refs)
+
+    def read(report: Callable[[dict[str, object]], None]) -> None:
+        for ref in wanted:
+            with contextlib.suppress(OSError):
+                text = escape(_read_at("/proc/%d/stack" % ref.pid)[:CHUNK].replace(b"\n", b"\t"))
+                report({"pid": ref.pid, "lines": [line for line in text.split("\\t") if line]})
+
+    if not wanted:
+        return {}
+    told = {row["pid"]: row["lines"] for row in _bounded.run(read, STACK_READING).partial}
+    return {ref: told[ref.pid] for ref in wanted if told.get(ref.pid)}
 
 
 def _command_line(ref: ProcessRef) -> str:

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from . import _limits, _processes, _systemd
+from . import _containers, _limits, _processes, _stop_answer, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError
 from ._processes import ProcessRef
@@ -24,7 +24,10 @@ UNIT_GRACE = 90.0  # for a unit that sets no limit of its own
 REST_GRACE = 15.0
 SLACK = 5.0  # on top of the waits, for the looks between them and for systemd's answers
 LAST_ANSWER = 1.0  # what systemd has for an answer even when the time is over, since a stop ends with a look
-LOOK = (0.05, 0.1, 0.2, 0.3)
+POLL = 0.02  # between two glances at the processes that are known
+FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0  # between two looks for processes that are not
+SHARE = 40.0  # so many times what it costs is waited before the next of either: 2.5 % of a processor
+STILL_ROUNDS = 20  # looks in which processes that fork all the time are stopped before they are killed
 
 
 @dataclass
@@ -56,6 +59,7 @@ class Stopper:
         clock: Clock = SYSTEM_CLOCK,
         tick: Callable[[], None] = lambda: None,
         send: Callable[[ProcessRef, int], str] = _processes.send,
+        alive: Callable[[ProcessRef], bool] = _processes.alive,
     ) -> None:
         self.what = what
         self.options = options
@@ -63,15 +67,24 @@ class Stopper:
         self.survey = Survey(scan, unit, options.protected, options.allow_foreign_users, clock)
         self.changed = False
         self.reset = False
+        self.restarted = False
+        self.plan: list[dict[str, Any]] = []
         self._clock = clock
         self._tick = tick
         self._send = send
-        self._restarted = False
+        self._alive = alive
+        self._life: str | None = None  # of the unit, by its invocation id, that is being stopped
+        self._requests: dict[str, _containers.Request] = {}
         self._deadline = Deadline(SLACK if options.timeout is None else options.timeout, clock)
+        self._began = clock.monotonic()
 
     @property
     def state(self) -> UnitState | None:
         return self.survey.state
+
+    @property
+    def elapsed(self) -> float:
+        return self._clock.monotonic() - self._began
 
     def look(self) -> None:
         self._tick()
@@ -91,7 +104,7 @@ class Stopper:
 
     @property
     def rest_grace(self) -> float:
-        return self.options.grace if self.options.grace is not None else REST_GRACE
+        return min(REST_GRACE, self.grace) if self.options.grace is None else self.options.grace
 
     @property
     def _total(self) -> float:
@@ -121,41 +134,43 @@ class Stopper:
 
     def run(self, check_mode: bool = False) -> dict[str, Any]:
         """Do it, or say what would be done."""
-        began = self._clock.monotonic()
+        self._began = self._clock.monotonic()
         try:
             self.look()
             if self.options.timeout is None:
                 self._deadline = Deadline(self._total - self._deadline.elapsed, self._clock)
+            self.plan = _stop_answer.plan(self)
             refusal = self.refusal()
             if refusal:
-                return self._result(began, "refused", "nothing was signalled: %s" % refusal)
+                return _stop_answer.result(self, "refused", "nothing was signalled: %s" % refusal)
             if check_mode:
-                return self._plan(began)
+                return _stop_answer.forecast(self)
             self._stop()
         except ServingError as error:
-            error.result = dict(
-                self._result(began, error.result.get("verdict", "survivors"), error.message), **error.result
-            )
+            found = _stop_answer.result(self, error.result.get("verdict", "survivors"), error.message)
+            error.result = dict(found, **error.result)
             raise
-        return self._judge(began)
+        finally:
+            for request in self._requests.values():
+                request.end()
+        return _stop_answer.judge(self)
 
     def _stop(self) -> None:
         if self.state is not None and not self.state.at_rest:
             self._stop_unit()
-        elif self.options.order == "parent_first" and self.unit is None:
-            for member in self.survey.ours():
-                if member.role == "root":
-                    self._signal(member, self.options.signal)
-            waiting = self._before_kill(self.grace, keep=self.rest_grace)
-            self._wait(waiting, lambda: not any(m.role == "root" for m in self.survey.ours()))
-        if not self._quiet() and not self._restarted:
+        elif self.options.order == "parent_first" and any(not m.top for m in self.survey.ours()):
+            self._stop_tops()
+        if self.restarted:
+            return
+        if not self._quiet() and not self.restarted:
+            self._ask_containers(self.rest_grace)
             self._signal_all(self.options.signal)
-            self._wait(self.rest_grace, lambda: False, self.options.signal)
+            self._wait(self.rest_grace, newcomers=self.options.signal)
         for attempt in range(3):  # something may fork at the very end
-            if self._restarted or self._quiet() or (attempt and self._deadline.expired):
+            if self.restarted or self._quiet() or (attempt and self._deadline.expired):
                 break
             self._kill()
-        if self._restarted:
+        if self.restarted:
             return
         if self.options.reset_failed and self.state is not None and self.state.active_state == "failed":
             _systemd.reset_failed(self.state.name, self._patience)
@@ -165,33 +180,70 @@ class Stopper:
     def _stop_unit(self) -> None:
         """systemd stops its unit, so that Restart= does not race; past its time the owned set is killed under it."""
         assert self.unit is not None and self.state is not None
-        self._request_stop()
-        requests, end = 1, Deadline(self._before_kill(self.grace), self._clock)
-        while not end.expired:
+        self._request_stop(join=True)
+        requests, end, pause = 1, Deadline(self._before_kill(self.grace), self._clock), FIRST_PAUSE
+        while True:
             self.look()
             if self.state.at_rest:
                 return
-            if self.state.awake and not self.state.job and requests < 3:
-                self._request_stop()  # somebody's start took the place of our stop, or ended it between two lives
+            lives_again = self.state.invocation_id not in ("", self._life)
+            if self.state.awake and (lives_again or not self.state.job):
+                # Somebody's start took the place of our stop, or systemd's own began the next of two lives.
+                if requests == 3:
+                    self.restarted = True
+                    return
+                self._request_stop()
                 requests += 1
-            elif self._started_again():
-                return
-            end.sleep(0.2)
+            if end.expired:
+                break
+            pause = self._doze(end, pause)
         self._kill(lambda: self.state is not None and self.state.at_rest)
 
-    def _request_stop(self) -> None:
-        assert self.unit is not None
+    def _request_stop(self, join: bool = False) -> None:
+        """Ask systemd for the stop, unless one that somebody else asked for is under way and may be joined."""
+        assert self.unit is not None and self.state is not None
         self.changed = True
         now = self._clock.monotonic()
         for member in self.survey.ours():
             if self.survey.falls_to_systemd(member) and "systemd" not in member.signals:
                 member.signalled_at = now
                 member.signals.append("systemd")
-        _systemd.request_stop(self.unit, self._patience)
+        self._life = self.state.invocation_id
+        under_way = join and self.state.active_state == "deactivating" and self.state.job
+        if not (under_way and _systemd.job_type(self.unit, self._patience) == "stop"):
+            _systemd.request_stop(self.unit, self._patience)
+        # Nobody acts on a signal while frozen, and systemd would wait for it in vain.
+        if self.survey.group.paused:
+            self.survey.group.thaw()
+
+    def _stop_tops(self) -> None:
+        """Whoever has no owned parent is asked first, and has time to wind up its workers."""
+        self._ask_containers(self.grace)
+        for member in self.survey.ours():
+            if member.top:
+                self._signal(member, self.options.signal)
+        waiting = self._before_kill(self.grace, keep=self.rest_grace)
+        self._wait(waiting, lambda: not any(m.top for m in self.survey.ours()))
+
+    def _ask_containers(self, seconds: float) -> None:
+        """A container is stopped by its manager, which would start it again otherwise."""
+        for name, container in self.survey.containers.items():
+            inside = [m for m in self.survey.ours() if m.container == name]
+            if not inside or not container.stop or name in self._requests:
+                continue
+            self._requests[name] = _containers.Request(container, self._before_kill(seconds))
+            self.changed = True
+            for member in inside:
+                member.signals.append(container.manager)
+                member.signalled_at = self._clock.monotonic()
+
+    def _left_to_manager(self, member: Member) -> bool:
+        request = self._requests.get(member.container or "")
+        return request is not None and not request.done
 
     def _kill(self, also: Callable[[], bool] = lambda: True) -> None:
         self._signal_all("KILL")
-        self._wait(self._deadline.clamp(self.options.kill_grace), lambda: False, "KILL", also, last=True)
+        self._wait(self._deadline.clamp(self.options.kill_grace), newcomers="KILL", also=also, last=True)
 
     def _share(self, wanted: float) -> float:
         """What is kept free of a wait for the next one: of a limit that is too short for all, at most a third."""
@@ -201,26 +253,27 @@ class Stopper:
         left = self._deadline.remaining - self._share(self.options.kill_grace) - self._share(keep)
         return max(0.0, min(seconds, left))
 
+    # Waiting
+
     def _quiet(self) -> bool:
         """Whether two looks in a row show nothing of ours."""
         for _look in range(2):
             self.look()
             if self.survey.ours() or self._started_again():
                 return False
-            self._deadline.sleep(LOOK[0])
         return True
 
     def _wait(
         self,
         seconds: float,
-        enough: Callable[[], bool],
+        enough: Callable[[], bool] = lambda: False,
         newcomers: str | None = None,
         also: Callable[[], bool] = lambda: True,
         last: bool = False,
     ) -> None:
         """Look until it is enough, or two looks in a row show nothing of ours, or the time is over."""
         end = Deadline(seconds if last else self._before_kill(seconds), self._clock)
-        pauses, quiet = list(LOOK), 0
+        pause, quiet, storm = FIRST_PAUSE, 0, 0
         while True:
             self.look()
             if self._started_again():
@@ -228,23 +281,50 @@ class Stopper:
             quiet = quiet + 1 if not self.survey.ours() and also() else 0
             if quiet >= 2 or (quiet == 0 and enough()):
                 return
-            if newcomers is not None:
+            storm = storm + 1 if self.survey.newcomers and last else 0
+            if storm >= 2:
+                self._end_storm()
+            elif newcomers is not None:
                 self._signal_all(newcomers)
-            self._continue_stopped()
+            if not last:
+                self._continue_stopped()
             if end.expired:
                 return
-            end.sleep(pauses.pop(0) if len(pauses) > 1 else pauses[0])
+            if not quiet:
+                pause = self._doze(end, FIRST_PAUSE if self.survey.newcomers else pause)
+
+    def _doze(self, end: Deadline, pause: float) -> float:
+        """Wait until what is known has ended or another look is due, and say how long to wait the next time."""
+        watched = self.survey.ours()
+        dear = min(LAST_PAUSE, SHARE * self.survey.cost)
+        asleep = Deadline(end.clamp(max(pause, dear)), self._clock)
+        while not asleep.expired:
+            before = self._clock.monotonic()
+            living = [m for m in watched if self._alive(m.ref)]
+            if watched and not living:
+                break
+            if len(living) < len(watched) and asleep.elapsed >= min(pause, dear):
+                break
+            asleep.sleep(max(POLL, SHARE * (self._clock.monotonic() - before)))
+            self._tick()
+        return min(LAST_PAUSE, 2 * pause)
 
     def _started_again(self) -> bool:
         """Whether somebody started the unit after it came to rest: those processes are not what was to be stopped."""
-        state = self.state
-        if state is not None and state.awake and not state.job:
-            self._restarted = True
-        return self._restarted
+        if self.state is not None and self.state.awake and (self._life is None or not self._stopping()):
+            self.restarted = True
+        return self.restarted
+
+    def _stopping(self) -> bool:
+        """Whether what runs is still the life that systemd was asked to end."""
+        assert self.state is not None
+        return bool(self.state.job) and self.state.invocation_id == self._life
+
+    # Signals
 
     def _signal_all(self, name: str) -> None:
         for member in self.survey.ours():
-            if name not in member.signals:
+            if name not in member.signals and (name == "KILL" or not self._left_to_manager(member)):
                 self._signal(member, name)
 
     def _signal(self, member: Member, name: str) -> None:
@@ -254,7 +334,7 @@ class Stopper:
             member.signals.append(name)
             if member.signalled_at is None:
                 member.signalled_at = self._clock.monotonic()
-            if member.process.state == "T" and name != "KILL":
+            if member.process.state == "T" and name not in ("KILL", "STOP"):
                 self._continue(member)
         elif answer == "denied":
             member.denied = True
@@ -269,84 +349,21 @@ class Stopper:
             if member.process.state == "T" and member.signals:
                 self._continue(member)
 
-    # The answer
-
-    def _plan(self, began: float) -> dict[str, Any]:
-        busy = self.state is not None and not self.state.at_rest
-        ours = self.survey.ours()
-        failed = self.options.reset_failed and self.state is not None and self.state.active_state == "failed"
-        self.changed = bool(busy or ours or failed)
-        for member in self.survey.members.values():
-            if member.standing != "ours":
-                member.outcome = member.standing
-            elif busy and self.survey.falls_to_systemd(member):
-                member.signals = ["systemd"]
-            else:
-                member.signals = [self.options.signal]
-        if not busy and not ours:
-            return self._judge(began)
-        names = ", ".join('%d "%s"' % (m.process.pid, m.process.name) for m in ours)
-        return self._result(began, "stopped", "%s would be stopped: %s" % (self.what, names or "it owns no process"))
-
-    def _judge(self, began: float) -> dict[str, Any]:
-        unkillable, survivors = [], []
-        for member in self.survey.members.values():
-            if member.ref not in self.survey.living:
-                continue
-            if member.standing == "protected":
-                member.outcome = "protected"
-                continue
-            if member.standing == "foreign":
-                member.outcome = "foreign"
-            elif member.denied and "KILL" not in member.signals:
-                member.outcome = "denied"
-            elif "KILL" in member.signals:
-                member.outcome = "unkillable"
-                unkillable.append(member)
-            else:
-                member.outcome = "survived"
-            survivors.append(member)
-        awake = self.state is not None and not self.state.at_rest
-        if survivors or awake:
-            return self._result(began, "unkillable" if unkillable else "survivors", self._complaint(survivors, awake))
-        ended = sum(1 for m in self.survey.members.values() if m.outcome in ("ended", "gone"))
-        if ended or (self.changed and not self.reset):
-            return self._result(
-                began, "stopped", "%s is stopped: %d processes ended, none is left" % (self.what, ended)
-            )
-        text = "there was nothing to stop: %s owns no process" % self.what
-        if self.state is not None and not self.state.found:
-            text = (
-                "there was nothing to stop: %s does not exist on this host, and no process carries its mark" % self.what
-            )
-        return self._result(began, "absent", text + (", its failed state was reset" if self.reset else ""))
-
-    def _complaint(self, survivors: list[Member], awake: bool) -> str:
-        if self._restarted:
-            return "%s was started again by somebody else while it was being stopped" % self.what
-        named = ", ".join('%d "%s" (%s)' % (m.process.pid, m.process.name, m.outcome) for m in survivors)
-        if not survivors and self.state is not None:
-            return "%s did not come to rest: systemd says it is %s" % (self.what, self.state.active_state)
-        return "%d of %d processes of %s are left%s: %s" % (
-            len(survivors),
-            len(self.survey.members),
-            self.what,
-            ", and the unit is not at rest" if awake else "",
-            named,
-        )
-
-    def _result(self, began: float, verdict: str, msg: str) -> dict[str, Any]:
-        survivors = []
-        for member in self.survey.members.values():
-            if member.outcome in ("foreign", "denied", "unkillable", "survived"):
-                survivors.append(dict(member.as_result(), wchan=_processes.waiting_in(member.ref)))
-        return {
-            "verdict": verdict,
-            "changed": self.changed,
-            "msg": msg,
-            "processes": [member.as_result() for member in self.survey.members.values()],
-            "survivors": survivors,
-            "zombies": list(self.survey.zombies.values()),
-            "unit_state": self.state.as_result() if self.state is not None else None,
-            "elapsed": round(self._clock.monotonic() - began, 2),
-        }
+    def _end_storm(self) -> None:
+        """They fork faster than one look after the other can name them: first let nobody run any more."""
+        group, inside = self.survey.group, self.survey.in_group()
+        if inside and all(m.standing == "ours" for m in inside) and group.kill():
+            for member in inside:
+                if "KILL" not in member.signals:
+                    member.signals.append("KILL")
+            return
+        with group.frozen(self._clock):
+            for _round in range(STILL_ROUNDS):
+                for member in self.survey.ours():
+                    if "STOP" not in member.signals:
+                        self._signal(member, "STOP")
+                self.look()
+                if self._started_again() or not self.survey.newcomers or self._deadline.expired:
+                    break
+            if not self.restarted:
+                self._signal_all("KILL")

@@ -6,19 +6,30 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from . import _ownership, _systemd
+from . import _ownership, _places, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock
+from ._groups import Group
 from ._ownership import Owned
 from ._processes import Process, ProcessRef, Table
 from ._systemd import UnitState
 
-__all__ = ["Member", "Scan", "Survey"]
+__all__ = ["Member", "Scan", "Survey", "processor_time"]
 
 # What belongs to the service, given the table, the unit's state and what the look before had found.
 Scan = Callable[[Table, "UnitState | None", "Owned | None"], Owned]
+
+SAME_LIFE = 3  # looks in a row during which somebody may start the unit before one is taken as it is
+FULL_EVERY = 10.0  # seconds after which a look reads again what changes rarely
+
+
+def processor_time() -> float:
+    """Seconds of a processor that this process and its ended children have used."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 @dataclass
@@ -28,7 +39,9 @@ class Member:
     process: Process
     found_by: list[str]
     role: str
-    standing: str  # ours, foreign, protected
+    standing: str  # ours, foreign, protected, allowed
+    top: bool = False  # none of its parents is owned
+    container: str | None = None  # the id of the service's container that it is in
     signals: list[str] = field(default_factory=list)
     outcome: str = "planned"
     signalled_at: float | None = None
@@ -38,6 +51,9 @@ class Member:
     @property
     def ref(self) -> ProcessRef:
         return self.process.ref
+
+    def brief(self) -> dict[str, Any]:
+        return {"pid": self.process.pid, "name": self.process.name, "found_by": self.found_by}
 
     def as_result(self) -> dict[str, Any]:
         process = self.process
@@ -71,23 +87,59 @@ class Survey:
         self.members: dict[ProcessRef, Member] = {}
         self.living: set[ProcessRef] = set()
         self.zombies: dict[ProcessRef, dict[str, Any]] = {}
+        self.suspects: dict[ProcessRef, Process] = {}
         self.state: UnitState | None = None
         self.own: Process | None = None  # what the caller itself depends on, in the unit
+        self.group = Group("")  # the unit's, as it was when it had one
+        self.cost = 0.0  # processor time of the dearest of the late looks
+        self.newcomers = 0  # how many the last look found that none before it had
         self._scan = scan
         self._protected = protected
         self._allow_foreign_users = allow_foreign_users
         self._clock = clock
         self._owned: Owned | None = None
+        self._table: Table | None = None
+        self._read_in_full = float("-inf")
+
+    @property
+    def containers(self) -> dict[str, Any]:
+        """The service's containers by their id."""
+        return dict(self._owned.containers) if self._owned is not None else {}
 
     def look(self, limit: float = 10.0) -> None:
         """Take a fresh look at everything; systemd has ``limit`` seconds to answer."""
-        if self.unit is not None:
-            self.state = _systemd.show(self.unit, limit)
-        table = Table.snapshot()
-        self.own = _ownership.own_part(table, self.state) if self.state is not None else None
-        owned = self._owned = self._scan(table, self.state, self._owned)
+        before = processor_time()
+        for attempt in range(SAME_LIFE):
+            state = _systemd.show(self.unit, limit) if self.unit is not None else None
+            if state is not None and state.control_group not in ("", "/"):
+                self.group = Group(state.control_group)
+            table = self._snapshot()
+            owned = self._scan(table, state, self._owned)
+            # What runs in a unit at rest is left over, unless somebody started the unit between the two readings.
+            if state is None or not state.at_rest or not set(owned.processes) - set(self.members):
+                break
+            again = _systemd.show(state.name, limit)
+            if (again.at_rest, again.invocation_id) == (True, state.invocation_id) or attempt == SAME_LIFE - 1:
+                state = again
+                break
+        self.state, self._owned = state, owned
+        self.own = _ownership.own_part(table, state) if state is not None else None
+        self._take(table, owned)
+        self.cost = max(processor_time() - before, self.cost * 0.8)
+
+    def _snapshot(self) -> Table:
+        """What changes rarely is read at the first look, and again now and then."""
+        now = self._clock.monotonic()
+        full = now - self._read_in_full >= FULL_EVERY
+        self._read_in_full = now if full else self._read_in_full
+        table = Table.snapshot(known=None if full else self._table)
+        table.add(Table.of(pid for pid in self.group.pids() if table.get(pid) is None))
+        self._table = table
+        return table
+
+    def _take(self, table: Table, owned: Owned) -> None:
         strangers = _ownership.foreign(table, owned, self._allow_foreign_users)
-        self.living = set()
+        self.living, self.newcomers = set(), 0
         for ref, ways in owned.processes.items():
             process = table.by_ref(ref)
             if process is None:
@@ -98,11 +150,13 @@ class Survey:
             self.living.add(ref)
             member = self.members.get(ref)
             if member is None:
-                self.members[ref] = Member(
-                    process, ways, self._role(process, owned), self._standing(process, strangers)
-                )
+                self.newcomers += 1
+                self.members[ref] = self._member(process, ways, owned, strangers)
             else:
                 member.process = process
+        for process in map(table.by_ref, owned.suspects):
+            if process is not None and not process.gone:
+                self.suspects[process.ref] = process
         now = self._clock.monotonic()
         for member in self.members.values():
             if member.ref not in self.living and member.outcome not in ("ended", "gone"):
@@ -114,6 +168,10 @@ class Survey:
     def ours(self) -> list[Member]:
         """What lives and may be signalled."""
         return [m for m in self.members.values() if m.ref in self.living and m.standing == "ours"]
+
+    def in_group(self) -> list[Member]:
+        """What lives in the unit's control group, whoever it is."""
+        return [m for m in self.members.values() if m.ref in self.living and "cgroup" in m.found_by]
 
     def falls_to_systemd(self, member: Member) -> bool:
         """Whether systemd signals this process when it stops the unit."""
@@ -130,6 +188,17 @@ class Survey:
             "parent_name": parent.name if parent is not None else "",
         }
 
+    def _member(self, process: Process, ways: list[str], owned: Owned, strangers: set[ProcessRef]) -> Member:
+        within = (name for name in _places.containers_of(process) if name in owned.containers)
+        return Member(
+            process,
+            ways,
+            self._role(process, owned),
+            self._standing(process, owned, strangers),
+            top=process.ref in owned.roots,
+            container=next(within, None),
+        )
+
     def _role(self, process: Process, owned: Owned) -> str:
         if self.state is not None:
             if process.pid == self.state.main_pid:
@@ -139,7 +208,9 @@ class Survey:
             return "member" if "cgroup" in owned.processes[process.ref] else "escaped"
         return "root" if process.ref in owned.roots else "member"
 
-    def _standing(self, process: Process, strangers: set[ProcessRef]) -> str:
+    def _standing(self, process: Process, owned: Owned, strangers: set[ProcessRef]) -> str:
+        if process.ref in owned.spared:
+            return owned.spared[process.ref]
         if process.name in self._protected:
             return "protected"
         return "foreign" if process.ref in strangers else "ours"

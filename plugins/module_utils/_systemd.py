@@ -22,6 +22,7 @@ __all__ = [
     "NoAnswer",
     "Record",
     "UnitState",
+    "job_type",
     "journal",
     "parse_show",
     "parse_span",
@@ -309,6 +310,18 @@ def request_stop(unit: str, timeout: float = 10.0) -> None:
     rc, _out, err = _systemctl(["stop", "--no-block", "--", unit], timeout)
     if rc != 0 and "not loaded" not in err:
         raise ServingError('the unit "%s" was not stopped: %s' % (unit, _said(rc, err)))
+
+
+def job_type(unit: str, timeout: float = 10.0) -> str:
+    """What the job that waits or runs for the unit is: start, stop, restart; empty without one."""
+    unit = unit_name(unit)
+    rc, out, err = _systemctl(["list-jobs", "--no-legend", "--plain", "--", unit], timeout)
+    if rc != 0:
+        raise ServingError('the jobs of the unit "%s" cannot be read: %s' % (unit, _said(rc, err)))
+    for words in map(str.split, out.splitlines()):
+        if len(words) >= 3 and words[1] == unit:
+            return words[2]
+    return ""
 
 
 def reset_failed(unit: str, timeout: float = 10.0) -> None:

@@ -10,7 +10,7 @@ import signal
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _selection, _systemd
+from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _selection, _survey, _systemd
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import Process, ProcessRef, Table
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
@@ -55,17 +55,19 @@ class Host(Clock):
         self.later: t.List[t.Tuple[float, t.Callable[[], None]]] = []
         self.on_stop: t.Callable[[], None] = self.rest
         self.stops = 0
-        monkeypatch.setattr(Table, "snapshot", lambda: Table(list(self.processes.values())))
+        self.jobs: t.List[str] = []
+        monkeypatch.setattr(Table, "snapshot", lambda known=None: Table(list(self.processes.values())))
+        monkeypatch.setattr(_survey, "processor_time", lambda: 0.0)
         monkeypatch.setattr(_ownership, "own_line", lambda _table: {1})
         monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 1)
-        for name in ("show", "request_stop", "reset_failed", "start"):
+        for name in ("show", "request_stop", "reset_failed", "start", "job_type"):
             monkeypatch.setattr(_systemd, name, getattr(self, name))
 
     def monotonic(self) -> float:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        self.now += seconds
+        self.now += max(seconds, 1e-6)  # a sum that does not grow would never end
         due = [what for when, what in self.later if when <= self.now]
         self.later = [(when, what) for when, what in self.later if when > self.now]
         for what in due:
@@ -104,15 +106,33 @@ class Host(Clock):
         self.state.active_state, self.state.main_pid, self.state.invocation_id = "active", 4711, "new"
         self.state.sub_state = "running"
 
+    def job_type(self, _unit: str, timeout: float = 10.0) -> str:
+        self.answer("job_type", timeout)
+        return self.jobs[-1] if self.jobs else ""
+
+    def alive(self, ref: ProcessRef) -> bool:
+        return ref.pid in self.processes
+
     def send(self, ref: ProcessRef, number: int) -> str:
         if ref.pid not in self.processes:
             return "gone"
         self.sent.append((self.now - 1000.0, ref.pid, signal.Signals(number).name))
-        heeded = number == signal.SIGKILL or (number != signal.SIGCONT and ref.pid not in self.deaf)
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            self.processes[ref.pid].state = "T" if number == signal.SIGSTOP else "S"
+            return "sent"
+        heeded = number == signal.SIGKILL or ref.pid not in self.deaf
         if heeded and ref.pid not in self.immortal:
             del self.processes[ref.pid]
         return "sent"
 
-    def stopper(self, **options: t.Any) -> Stopper:
-        scan = _selection.by_unit(None)
-        return Stopper('the unit "qwen.service"', scan, Options(**options), "qwen.service", clock=self, send=self.send)
+    def stopper(self, scan: t.Any = None, unit: t.Optional[str] = "qwen.service", **options: t.Any) -> Stopper:
+        what = 'the unit "qwen.service"' if unit else "it"
+        return Stopper(
+            what,
+            scan or _selection.by_unit(None),
+            Options(**options),
+            unit,
+            clock=self,
+            send=self.send,
+            alive=self.alive,
+        )

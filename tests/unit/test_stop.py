@@ -118,7 +118,7 @@ def front_and_worker(monkeypatch: pytest.MonkeyPatch) -> t.Tuple[Host, Stopper]:
     host = Host(monkeypatch, process(10, cgroup="/"), process(11, 10, cgroup="/"))
     host.deaf = {10, 11}
     scan = _selection._of_refs([ProcessRef(10, 100)])
-    return host, Stopper("it", scan, Options(timeout=9), clock=host, send=host.send)
+    return host, host.stopper(scan, None, timeout=9)
 
 
 def test_a_short_limit_leaves_time_to_end_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,10 +201,8 @@ def test_the_lease_is_kept_while_it_takes_long(monkeypatch: pytest.MonkeyPatch) 
     host = Host(monkeypatch, process(10), active_state="inactive")
     host.deaf = {10}
     ticks: t.List[float] = []
-    scan = _selection.by_unit(None)
-    stopper = Stopper(
-        "it", scan, Options(grace=10), "x", clock=host, send=host.send, tick=lambda: ticks.append(host.now)
-    )
+    stopper = host.stopper(grace=10)
+    stopper._tick = lambda: ticks.append(host.now)
     stopper.run()
     assert max(b - a for a, b in zip(ticks, ticks[1:])) < 1
 

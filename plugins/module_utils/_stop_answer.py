@@ -1,0 +1,186 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What is said of a stop: the plan before it, the verdict and every process after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _ownership, _processes
+from ._survey import Member
+
+if TYPE_CHECKING:
+    from ._stop import Stopper
+
+__all__ = ["forecast", "judge", "plan", "result"]
+
+MOST_LISTED = 1000  # processes in an answer; what forks all the time may have left tens of thousands
+
+
+def plan(stop: Stopper) -> list[dict[str, Any]]:
+    """Who is asked by whom, in which order and with which signal, as the first look shows it."""
+    steps: list[dict[str, Any]] = []
+    left = stop.survey.ours()
+
+    def step(action: str, word: str | None, target: str | None, wait: float, members: list[Member]) -> None:
+        asked = [member.brief() for member in members]
+        steps.append(
+            {
+                "step": len(steps) + 1,
+                "action": action,
+                "signal": word,
+                "target": target,
+                "wait": round(wait, 1),
+                "processes": asked[:MOST_LISTED],
+            }
+        )
+
+    state = stop.state
+    if state is not None and not state.at_rest:
+        asked = [member for member in left if stop.survey.falls_to_systemd(member)]
+        step("systemd_stop", None, state.name, stop.grace, asked)
+        left = [member for member in left if member not in asked]
+        first = False
+    else:
+        first = stop.options.order == "parent_first" and any(not member.top for member in left)
+    for name, container in stop.survey.containers.items():
+        asked = [member for member in left if member.container == name and container.stop]
+        if asked:
+            step("container_stop", None, container.name, stop.grace if first else stop.rest_grace, asked)
+            left = [member for member in left if member not in asked]
+    if first:
+        tops = [member for member in left if member.top]
+        if tops:
+            step("signal", stop.options.signal, None, stop.grace, tops)
+            left = [member for member in left if not member.top]
+    if left:
+        step("signal", stop.options.signal, None, stop.rest_grace, left)
+    if steps:
+        step("signal", "KILL", None, stop.options.kill_grace, stop.survey.ours())
+    return steps
+
+
+def forecast(stop: Stopper) -> dict[str, Any]:
+    """The answer of check mode."""
+    busy = stop.state is not None and not stop.state.at_rest
+    ours = stop.survey.ours()
+    failed = stop.options.reset_failed and stop.state is not None and stop.state.active_state == "failed"
+    stop.changed = bool(busy or ours or failed)
+    managers = {container.name: container.manager for container in stop.survey.containers.values()}
+    for step in reversed(stop.plan[:-1]):
+        pids = {process["pid"] for process in step["processes"]}
+        word = {"systemd_stop": "systemd", "container_stop": managers.get(step["target"], "")}.get(step["action"])
+        for member in ours:
+            if member.process.pid in pids:
+                member.signals = [word or step["signal"]]
+    for member in stop.survey.members.values():
+        if member.standing != "ours":
+            member.outcome = member.standing
+    if not busy and not ours:
+        return judge(stop)
+    names = ", ".join('%d "%s"' % (m.process.pid, m.process.name) for m in ours[:MOST_LISTED])
+    return result(stop, "stopped", "%s would be stopped: %s" % (stop.what, names or "it owns no process"))
+
+
+def judge(stop: Stopper) -> dict[str, Any]:
+    """The answer after a stop, from what its last look showed."""
+    unkillable, survivors = [], []
+    for member in stop.survey.members.values():
+        if member.ref not in stop.survey.living:
+            continue
+        if member.standing in ("protected", "allowed"):
+            member.outcome = member.standing
+            continue
+        if member.standing == "foreign":
+            member.outcome = "foreign"
+        elif member.denied and "KILL" not in member.signals:
+            member.outcome = "denied"
+        elif "KILL" in member.signals and not stop.restarted:
+            member.outcome = "unkillable"
+            unkillable.append(member)
+        else:
+            member.outcome = "survived"
+        survivors.append(member)
+    awake = stop.state is not None and not stop.state.at_rest
+    if survivors or awake:
+        return result(stop, "unkillable" if unkillable else "survivors", _complaint(stop, survivors, awake))
+    ended = sum(1 for m in stop.survey.members.values() if m.outcome in ("ended", "gone"))
+    if ended or (stop.changed and not stop.reset):
+        return result(stop, "stopped", "%s is stopped: %s ended, none is left" % (stop.what, _count(ended)))
+    return result(stop, "absent", "there was nothing to stop: %s" % _nothing(stop))
+
+
+def _count(number: int) -> str:
+    return "1 process" if number == 1 else "%d processes" % number
+
+
+def _nothing(stop: Stopper) -> str:
+    state = stop.state
+    if state is not None and not state.found:
+        return "%s does not exist on this host, and no process carries its mark" % stop.what
+    text = "%s owns no process" % stop.what
+    if stop.reset:
+        return text + ", its failed state was reset"
+    if state is not None and state.active_state == "failed":
+        return text + ', it is failed (%s): "reset_failed" forgets that' % (state.result or "unknown")
+    return text
+
+
+def _complaint(stop: Stopper, survivors: list[Member], awake: bool) -> str:
+    if stop.restarted:
+        return "%s was started again by somebody else while it was being stopped" % stop.what
+    state = stop.state
+    if not survivors and state is not None:
+        doing = ", with a job of systemd's waiting" if state.job else ""
+        return "%s did not come to rest: systemd says it is %s (%s)%s" % (
+            stop.what,
+            state.active_state,
+            state.sub_state,
+            doing,
+        )
+    named = ", ".join('%d "%s" (%s)' % (m.process.pid, m.process.name, m.outcome) for m in survivors[:MOST_LISTED])
+    return "%d of %d processes of %s are left%s: %s" % (
+        len(survivors),
+        len(stop.survey.members),
+        stop.what,
+        ", and the unit is not at rest" if awake else "",
+        named,
+    )
+
+
+def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:
+    """The answer, whatever it is: the same keys for all."""
+    members = list(stop.survey.members.values())
+    left = [m for m in members if m.outcome in ("foreign", "denied", "unkillable", "survived")]
+    stacks = _processes.kernel_stacks(m.ref for m in left[:MOST_LISTED])
+    survivors = [
+        dict(m.as_result(), wchan=_processes.waiting_in(m.ref), stack=stacks.get(m.ref, [])) for m in left[:MOST_LISTED]
+    ]
+    shown = left + [m for m in members if m not in left] if len(members) > MOST_LISTED else members
+    return {
+        "verdict": verdict,
+        "changed": stop.changed,
+        "msg": msg,
+        "plan": stop.plan,
+        "processes": [member.as_result() for member in shown[:MOST_LISTED]],
+        "unlisted": max(0, len(members) - MOST_LISTED),
+        "survivors": survivors,
+        "suspects": [_suspect(stop, process) for process in list(stop.survey.suspects.values())[:MOST_LISTED]],
+        "zombies": list(stop.survey.zombies.values())[:MOST_LISTED],
+        "unit_state": stop.state.as_result() if stop.state is not None else None,
+        "elapsed": round(stop.elapsed, 2),
+    }
+
+
+def _suspect(stop: Stopper, process: _processes.Process) -> dict[str, Any]:
+    unit = _ownership.attribute(process)[0]
+    return {
+        "pid": process.pid,
+        "create_time": round(process.create_time, 2),
+        "name": process.name,
+        "user": process.user,
+        "unit": unit,
+        "why": 'it bears a name of the same engine and has lost its parent, but nothing ties it to %s' % stop.what,
+    }
