@@ -15,7 +15,7 @@ import platform
 import sys
 import typing as t
 
-from . import _agent_gpu, _service, _site, _verdicts
+from . import _agent_gpu, _agent_stop, _service, _site, _verdicts
 from ._errors import ServingError, UsageError
 
 # The agent lies in HOME/lib/gpuops.
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("version", help="say what is installed here, as JSON")
     command.set_defaults(run=version)
     _agent_gpu.add(commands)
+    _agent_stop.add(commands)
     return parser
 
 

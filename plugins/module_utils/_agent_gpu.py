@@ -15,7 +15,7 @@ from . import _gpu, _gpu_options, _gpu_text, _service, _verdicts
 from ._deadline import Deadline
 from ._errors import UsageError
 
-__all__ = ["add", "run"]
+__all__ = ["add", "listed", "rule", "run"]
 
 DEFAULTS = _gpu_options.Options()
 
@@ -24,7 +24,7 @@ def add(commands: t.Any) -> None:
     """Describe the command to the parser."""
     command = commands.add_parser("gpu-clear", help="say whether GPUs are free, and who holds them if not")
     command.add_argument("--service", metavar="NAME", help="judge the GPUs of this service (default: all GPUs)")
-    command.add_argument("--gpus", metavar="GPU,...", type=_listed, help="judge these: index, UUID or PCI address")
+    command.add_argument("--gpus", metavar="GPU,...", type=listed, help="judge these: index, UUID or PCI address")
     command.add_argument(
         "--vendor", choices=["auto", *_gpu_options.VENDORS], default="auto", help="whose GPUs (default: those here)"
     )
@@ -36,7 +36,7 @@ def add(commands: t.Any) -> None:
     command.add_argument(
         "--allowed-holder",
         metavar="KEY=VALUE,...",
-        type=_rule,
+        type=rule,
         action="append",
         dest="allowed_holders",
         help="a process that may hold a GPU, by name, user and unit; repeat it; replaces the default list",
@@ -82,20 +82,22 @@ def run(arguments: argparse.Namespace) -> int:
     return _verdicts.lookup(reading.verdict).exit_code
 
 
-def _listed(text: str) -> t.List[str]:
+def listed(text: str) -> t.List[str]:
+    """Names with commas between them."""
     found = [part.strip() for part in text.split(",") if part.strip()]
     if not found:
         raise argparse.ArgumentTypeError("no GPU is named")
     return found
 
 
-def _rule(text: str) -> t.Dict[str, str]:
-    rule: t.Dict[str, str] = {}
+def rule(text: str) -> t.Dict[str, str]:
+    """A rule of who may hold a device, from a word of the command line."""
+    found: t.Dict[str, str] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")
         if key not in _gpu_options.RULE_KEYS or not equals or not value:
             raise argparse.ArgumentTypeError(
                 '"%s" is no rule: give %s, each as KEY=VALUE' % (text, ", ".join(_gpu_options.RULE_KEYS))
             )
-        rule[key] = value
-    return rule
+        found[key] = value
+    return found

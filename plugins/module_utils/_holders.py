@@ -78,7 +78,7 @@ def select(params: Mapping[str, Any], clock: Clock = SYSTEM_CLOCK, look: Look | 
         share=1.0 if timeout is None else min(1.0, timeout / 3.0 / FIRST_LOOK),
         protected=tuple(params.get("protected") or ()),
     )
-    return Selection(what, holders.scan, warnings=holders.warnings)
+    return Selection(what, holders.scan, warnings=holders.warnings, doubt=lambda: holders.doubt)
 
 
 class Holders:
@@ -95,6 +95,7 @@ class Holders:
         protected: tuple[str, ...] = (),
     ) -> None:
         self.warnings: list[str] = []
+        self.doubt = ""  # why the last look may have missed a holder
         self._options = options
         self._uid = uid
         self._user = user
@@ -185,8 +186,7 @@ class Holders:
                 break
             self._clock.sleep(PAUSE)
         self._last, self._told = self._clock.monotonic(), not alive
-        if trouble and not alive:
-            raise ServingError("it is not known who holds the devices now: %s" % trouble, verdict="error")
+        self.doubt = "it is not known who holds the devices now: %s" % trouble if trouble else ""
         self._note(reading)
         known = {*self._refs, *previous.processes}
         for one in found:

@@ -6,22 +6,23 @@
 
 from __future__ import annotations
 
-import errno
 import math
-import os
 import pwd
 import re
-import stat
 import time
 from dataclasses import dataclass, field
-from typing import Any, Mapping, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Mapping, Pattern
 
 from . import _bounded, _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
 from ._ownership import Owned
+from ._pidfile import MOST_PID, PidFile, pid_in_file
 from ._processes import Process, ProcessRef, Table, user_name
 from ._survey import Scan
 from ._systemd import UnitState
+
+if TYPE_CHECKING:
+    from . import _containers
 
 __all__ = [
     "Refused",
@@ -30,6 +31,7 @@ __all__ = [
     "by_pid",
     "by_pidfile",
     "by_unit",
+    "check_words",
     "mark_of",
     "nothing",
     "select",
@@ -46,7 +48,6 @@ HOST_UNITS = re.compile(
     r"dbus(?:-broker)?\.service)\Z"
 )
 SSH_SERVER = ("sshd", "sshd-session", "sshd-auth")
-MOST_PID = 2**22  # the kernel's own limit
 CLOCK_SLIP = 1.0  # the boot time, the base of every create time, has whole seconds
 
 
@@ -65,6 +66,7 @@ class Selection:
     scan: Scan | None
     unit: str | None = None
     warnings: list[str] = field(default_factory=list)
+    doubt: Callable[[], str] = lambda: ""  # why the looks may have missed a process, empty when they have not
 
 
 def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".scope")) -> Selection:
@@ -72,22 +74,18 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
 
     ``types`` are the kinds of units that it may be.
     """
+    check_words(params)
     create_time, user = params.get("create_time"), params.get("user")
-    if create_time is not None and not math.isfinite(create_time):
-        raise UsageError('"create_time" must be a number of seconds, not %s' % create_time)
-    for name in ("unit", "pidfile", "pattern", "user"):
-        if params.get(name) == "":
-            raise UsageError('"%s" is empty' % name)
-    by_number = params.get("pid") is not None or params.get("pidfile") is not None
-    if create_time is not None and not by_number:
-        raise UsageError('"create_time" says which process is meant by "pid" or "pidfile": leave it out here')
-    if user is not None and not (by_number or params.get("pattern")):
-        raise UsageError('"user" has no meaning for a unit, which may run as several users: leave it out here')
     if params.get("unit"):
         unit = checked_unit(params["unit"], types)
         _systemd.require_floor()
         mark_gid = mark_of(params.get("service"), unit, params.get("definition") or {})
-        return Selection('the unit "%s"' % unit, by_unit(mark_gid), unit)
+        # Loaded where it is asked for: a module compiles what it imports on every run.
+        from . import _containers
+
+        tracker = _containers.Tracker()
+        owned = by_unit(mark_gid, _titles(params.get("engine"), unit), tracker)
+        return Selection('the unit "%s"' % unit, owned, unit, warnings=tracker.warnings)
     if params.get("pid") is not None:
         if not 1 <= params["pid"] <= MOST_PID:
             raise UsageError('"pid" must be a process id from 1 to %d, not %s' % (MOST_PID, str(params["pid"])[:20]))
@@ -104,6 +102,21 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
         what = 'the pattern "%s" of the user "%s"' % (params["pattern"], user)
         return Selection(what, by_pattern(params["pattern"], user))
     raise UsageError('no unit is known for the service "%s": name it in its definition or here' % params.get("service"))
+
+
+def check_words(params: Mapping[str, Any]) -> None:
+    """A UsageError for what is empty, and for what has no meaning beside the rest."""
+    create_time, user = params.get("create_time"), params.get("user")
+    if create_time is not None and not math.isfinite(create_time):
+        raise UsageError('"create_time" must be a number of seconds, not %s' % create_time)
+    for name in ("unit", "pidfile", "pattern", "user"):
+        if params.get(name) == "":
+            raise UsageError('"%s" is empty' % name)
+    by_number = params.get("pid") is not None or params.get("pidfile") is not None
+    if create_time is not None and not by_number:
+        raise UsageError('"create_time" says which process is meant by "pid" or "pidfile": leave it out here')
+    if user is not None and not (by_number or params.get("pattern") or params.get("gpus")):
+        raise UsageError('"user" has no meaning for a unit, which may run as several users: leave it out here')
 
 
 def checked_unit(name: str, types: tuple[str, ...]) -> str:
@@ -177,14 +190,35 @@ def mark_of(service: str | None, unit: str | None, definition: Mapping[str, obje
     return _ownership.check_mark(int(str(gid))) if gid is not None else None
 
 
-def by_unit(mark_gid: int | None) -> Scan:
-    """What the unit owns."""
+def by_unit(
+    mark_gid: int | None, titles: Pattern[str] | None = None, tracker: _containers.Tracker | None = None
+) -> Scan:
+    """What the unit owns. ``tracker`` finds the containers that it is the client of."""
 
     def scan(table: Table, state: UnitState | None, previous: Owned | None) -> Owned:
         assert state is not None
-        return _ownership.of_unit(table, state, mark_gid=mark_gid, previous=previous)
+        known = dict(previous.containers) if previous is not None else {}
+        while True:
+            owned = _ownership.of_unit(
+                table, state, mark_gid=mark_gid, titles=titles, containers=known, previous=previous
+            )
+            found = tracker.containers(table, state, owned) if tracker is not None else known
+            if set(found) <= set(known):
+                return owned
+            known = {**known, **found}
 
     return scan
+
+
+def _titles(engine: str | None, unit: str) -> Pattern[str] | None:
+    """How the engine names its processes; without a word about it, that of the service that names the unit."""
+    from . import _engines
+
+    service = None if engine else _service.of_unit(unit)
+    if service is not None:
+        engine = _service.load(service).get("engine")
+        engine = engine if engine in _engines.PROFILES else None
+    return _engines.titles(engine) if engine else None
 
 
 def by_pid(pid: int, create_time: float | None, user: str | None) -> Scan | None:
@@ -200,38 +234,6 @@ def by_pid(pid: int, create_time: float | None, user: str | None) -> Scan | None
             % (pid, process.name, process.create_time, create_time)
         )
     return _of_refs([process.ref])
-
-
-class PidFile(NamedTuple):
-    """What a pid file says, when it was written, and who could have written it."""
-
-    pid: int
-    written: float
-    owner: int
-    open_to_others: bool
-
-
-def pid_in_file(path: str) -> PidFile | None:
-    """What is in a pid file; None without a file. A link is not followed: whoever made it chose what it leads to."""
-    try:
-        # Without O_NONBLOCK a FIFO would never open.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
-        try:
-            facts = os.fstat(fd)
-            if not stat.S_ISREG(facts.st_mode):
-                raise UsageError('the pid file "%s" is not a regular file' % path)
-            text = os.read(fd, 64).split()
-        finally:
-            os.close(fd)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        said = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
-        raise ServingError('the pid file "%s" cannot be read: %s' % (path, said)) from error
-    if not text or not text[0].isdigit() or not 1 <= int(text[0]) <= MOST_PID:
-        raise ServingError('the pid file "%s" holds no process id' % path)
-    others = facts.st_mode & stat.S_IWOTH or (facts.st_mode & stat.S_IWGRP and facts.st_uid == 0 != facts.st_gid)
-    return PidFile(int(text[0]), facts.st_mtime, facts.st_uid, bool(others))
 
 
 def by_pidfile(path: str, found: PidFile | None, create_time: float | None, user: str | None) -> Scan | None:

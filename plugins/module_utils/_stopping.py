@@ -10,13 +10,15 @@ import os
 from typing import Any, Callable, Mapping
 
 from . import _processes, _selection
-from ._errors import UsageError
+from ._errors import ServingError, UsageError
+from ._processes import ProcessRef
 from ._selection import Selection
 from ._stop import Options, Stopper
 from ._survey import Survey
 
-__all__ = ["SELECTORS", "stop"]
+__all__ = ["FILL", "SELECTORS", "carry_out", "stop"]
 
+FILL = {"unit": "unit", "engine": "engine"}  # options that the definition of a service fills, and its keys
 SELECTORS = ("unit", "pid", "pidfile", "pattern", "gpus")
 NAME_BYTES = 15  # the kernel keeps no more of a name
 
@@ -39,17 +41,35 @@ def stop(
     selection = _select(params)
     if selection.scan is None:
         return _selection.nothing(selection)
+    return carry_out(selection, options, check_mode, tick=tick, warn=warn, watch=watch)
+
+
+def carry_out(
+    selection: Selection,
+    options: Options,
+    check_mode: bool,
+    tick: Callable[[], None] = lambda: None,
+    warn: Callable[[str], None] = lambda _text: None,
+    watch: Callable[[Survey], None] = lambda _survey: None,
+    send: Callable[[ProcessRef, int], str] = _processes.send,
+) -> dict[str, Any]:
+    """Stop what was selected."""
+    assert selection.scan is not None
 
     def before_look() -> None:
         tick()
         watch(stopper.survey)
 
-    stopper = Stopper(selection.what, selection.scan, options, unit=selection.unit, tick=before_look)
+    stopper = Stopper(selection.what, selection.scan, options, unit=selection.unit, tick=before_look, send=send)
     try:
-        return stopper.run(check_mode)
+        result = stopper.run(check_mode)
     finally:
         for text in selection.warnings:  # a look may have added to them
             warn(text)
+    doubt = selection.doubt()
+    if doubt and result["verdict"] in ("absent", "stopped"):
+        raise ServingError(doubt, **dict(result, verdict="error"))
+    return result
 
 
 def _select(params: Mapping[str, Any]) -> Selection:
@@ -69,6 +89,7 @@ def _select(params: Mapping[str, Any]) -> Selection:
     # Loaded where it is asked for: a module compiles what it imports on every run.
     from . import _holders
 
+    _selection.check_words(params)
     return _holders.select(params)
 
 

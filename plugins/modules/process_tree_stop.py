@@ -339,7 +339,7 @@ def main() -> None:
             reset_failed={"type": "bool", "default": False},
         ),
         stop,
-        fill={"unit": "unit", "engine": "engine"},
+        fill=_stopping.FILL,
         mutating=True,
         required_one_of=[("service", "unit", "pid", "pidfile", "pattern", "gpus")],
         mutually_exclusive=[

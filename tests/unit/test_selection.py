@@ -13,7 +13,13 @@ import types
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _processes, _selection, _service
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _pidfile,
+    _processes,
+    _selection,
+    _service,
+    _stopping,
+)
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import Table
 from host import process
@@ -153,7 +159,7 @@ def test_a_pid_file_speaks_for_its_own_users_processes_only(
     path.write_text("10\n")
     real = os.fstat
     facts = types.SimpleNamespace(st_mode=0o100000 | mode, st_uid=owner, st_gid=group, st_mtime=1e10)
-    monkeypatch.setattr(_selection.os, "fstat", lambda fd: facts if fd >= 0 else real(fd))
+    monkeypatch.setattr(_pidfile.os, "fstat", lambda fd: facts if fd >= 0 else real(fd))
     monkeypatch.setattr(Table, "snapshot", lambda: Table([process(10, uid=uid)]))
     found = _selection.pid_in_file(str(path))
     monkeypatch.undo()
@@ -202,3 +208,186 @@ def test_a_pattern_that_fits_a_service_is_refused(
         scan = _selection.by_pattern(".", "root")
         first = scan(Table([process(10, cgroup="/")]), None, None)
         assert [ref.pid for ref in scan(table, None, first).processes] == [10]
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        *(("ssh.service", True), ("sshd.service", True), ("ssh@5-10.0.0.1:22-10.0.0.2:999.service", True)),
+        *(("dbus.service", True), ("dbus-broker.service", True), ("systemd-udevd.service", True)),
+        *(("sshx.service", False), ("dbus-x.service", False), ("my-ssh.service", False)),
+    ],
+)
+def test_units_that_the_host_and_the_way_to_it_need(monkeypatch: pytest.MonkeyPatch, name: str, refused: bool) -> None:
+    monkeypatch.setattr(Table, "snapshot", lambda: Table([process(10, cgroup="/system.slice/" + name)]))
+    monkeypatch.setattr(_selection._systemd, "require_floor", lambda: None)
+    definitions(monkeypatch)
+    if refused:
+        for selector in ({"unit": name}, {"pid": 10}) if ":" not in name else ({"pid": 10},):
+            with pytest.raises(_selection.Refused, match="this host"):
+                _selection.select(selector)
+    else:
+        assert _selection.select({"unit": name}).unit == name
+        assert _selection.select({"pid": 10}).warnings == [
+            'the process 10 belongs to the unit "%s", which may start it again: stop the unit instead' % name
+        ]
+
+
+def test_the_ssh_server_and_its_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = "/user.slice/user-0.slice/session-7.scope"
+    for name in ("sshd", "sshd-session", "sshd-auth"):
+        table = Table([process(10, name=name, cgroup=place)])
+        monkeypatch.setattr(Table, "snapshot", lambda table=table: table)
+        with pytest.raises(_selection.Refused, match="is the SSH server or one of its connections"):
+            _selection.by_pid(10, None, None)
+        with pytest.raises(_selection.Refused, match='the pattern "ssh" is too wide: the process 10'):
+            _selection.by_pattern("ssh", "root")(table, None, None)
+    table = Table([process(10, name="sshd-like", cgroup=place)])
+    monkeypatch.setattr(Table, "snapshot", lambda: table)
+    assert _selection.by_pid(10, None, None) is not None
+
+
+def test_a_process_in_a_container_may_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "ab" * 32
+    table = Table([process(10, cgroup="/system.slice/docker-%s.scope" % name)])
+    monkeypatch.setattr(Table, "snapshot", lambda: table)
+    [text] = _selection.select({"pid": 10}).warnings
+    assert text.endswith('the container "%s", which may start it again: stop the container instead' % name)
+
+
+def test_a_user_may_be_a_number_that_no_account_bears(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table([process(10, uid=54321, cgroup="/")])
+    monkeypatch.setattr(Table, "snapshot", lambda: table)
+    assert _selection.by_pid(10, None, "54321") is not None
+    with pytest.raises(_selection.Refused, match='belongs to the user "54321", not to "root"'):
+        _selection.by_pid(10, None, "root")
+    with pytest.raises(UsageError, match='the user "nobody-here" does not exist'):
+        _selection.by_pid(10, None, "nobody-here")
+
+
+DEFAULTS: t.Dict[str, t.Any] = {
+    "signal": "TERM",
+    "grace": None,
+    "kill_grace": 10.0,
+    "timeout": None,
+    "order": "parent_first",
+    "protected": [],
+    "allow_foreign_users": False,
+    "reset_failed": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({}, "nothing is named that could be stopped"),
+        ({"pid": 7, "gpus": ["0"]}, '"pid" and "gpus" exclude each other'),
+        ({"service": "qwen", "pid": 7}, '"service" and "pid" exclude each other'),
+        ({"service": "qwen"}, 'no unit is known for the service "qwen"'),
+        ({"service": "qwen", "gpus": ["0"]}, '"service" and "gpus" exclude each other'),
+        ({"pattern": "x"}, '"pattern" needs "user"'),
+        ({"pattern": "x", "user": ""}, '"user" is empty'),
+        ({"pattern": "x", "user": "root", "create_time": 5.0}, '"create_time" says which process is meant'),
+        ({"unit": "x", "create_time": 5.0}, '"create_time" says which process is meant'),
+        ({"unit": "x", "user": "root"}, '"user" has no meaning for a unit'),
+        ({"gpus": ["0"], "user": "root", "create_time": 5.0}, '"create_time" says which process is meant'),
+        ({"gpus": ["0"], "user": ""}, '"user" is empty'),
+        ({"unit": "x", "allowed_holders": []}, '"allowed_holders" says who may go on to hold "gpus"'),
+        ({"pid": 7, "engine": "vllm"}, '"engine" tells what the processes of a unit are called'),
+        ({"unit": "x", "engine": "nosuch"}, 'the engine "nosuch" is not known'),
+        ({"pid": 7, "protected": ["a", ""]}, '"protected" holds an empty name'),
+        ({"pid": 7, "grace": -1.0}, '"grace" must be at least 0'),
+        ({"pid": 7, "timeout": float("nan")}, '"timeout" must be a number'),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_anything_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, params: t.Dict[str, t.Any], said: str
+) -> None:
+    monkeypatch.setattr(Table, "snapshot", lambda **_known: pytest.fail("the processes were looked at"))
+    monkeypatch.setattr(_selection._systemd, "require_floor", lambda: None)
+    definitions(monkeypatch)
+    for check_mode in (True, False):
+        with pytest.raises(UsageError, match=said):
+            _stopping.stop(dict(DEFAULTS, **params), check_mode)
+
+
+def test_a_protected_name_is_found_however_it_is_written() -> None:
+    """The kernel cuts names: a longer one in the list would protect nobody."""
+    assert _stopping._protected(["nv", "nvidia-persistenced", "a b\xff"]) == (
+        "nv",
+        "nvidia-persistenced",
+        "a b\xff",
+        "nvidia-persiste",
+    )
+    assert _stopping._protected(["two\nlines"]) == ("two\nlines", "two\\nlines")
+
+
+def test_warnings_of_the_looks_are_told_even_when_the_stop_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = _selection.Selection("it", None)
+
+    def scan(_table: Table, _state: t.Any, _previous: t.Any) -> t.Any:
+        chosen.warnings.append("seen by a look")
+        raise _selection.Refused("no")
+
+    chosen.scan = scan
+    monkeypatch.setattr(_selection, "select", lambda _params: chosen)
+    told: t.List[str] = []
+    with pytest.raises(_selection.Refused) as refused:
+        _stopping.stop(dict(DEFAULTS, pid=7), False, warn=told.append)
+    assert "seen by a look" in told
+    assert refused.value.result["verdict"] == "refused"
+    assert refused.value.result["processes"] == []
+    assert refused.value.result["changed"] is False
+
+
+@pytest.mark.parametrize(("verdict", "raised"), [("stopped", True), ("absent", True), ("survivors", False)])
+def test_a_doubt_about_the_looks_is_no_good_end(monkeypatch: pytest.MonkeyPatch, verdict: str, raised: bool) -> None:
+    chosen = _selection.Selection("it", lambda *_look: pytest.fail("looked"), doubt=lambda: "the driver is silent")
+    monkeypatch.setattr(
+        _stopping.Stopper, "run", lambda _self, _check: {"verdict": verdict, "msg": "x", "changed": True}
+    )
+    if raised:
+        with pytest.raises(ServingError, match="the driver is silent") as failed:
+            _stopping.carry_out(chosen, _stopping.Options(), False)
+        assert failed.value.result == {"verdict": "error", "msg": "x", "changed": True}
+    else:
+        assert _stopping.carry_out(chosen, _stopping.Options(), False)["verdict"] == "survivors"
+
+
+def test_the_titles_are_those_of_the_engine_or_of_the_service_that_names_the_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    definitions(monkeypatch, a={"unit": "qwen.service", "engine": "vllm"}, b={"unit": "x.service", "engine": "strange"})
+    monkeypatch.setattr(_service, "of_unit", lambda unit: {"qwen.service": "a", "x.service": "b"}.get(unit))
+    for engine, unit, name, fits in (
+        ("vllm", "y.service", "VLLM::Worker", True),
+        ("sglang", "qwen.service", "VLLM::Worker", False),
+        (None, "qwen.service", "VLLM::Worker", True),
+        (None, "qwen.service", "my-VLLM::Worker", False),
+    ):
+        titles = _selection._titles(engine, unit)
+        assert titles is not None
+        assert bool(titles.search(name)) is fits
+    for engine, unit in ((None, "x.service"), (None, "y.service"), ("openai", "y.service")):
+        assert _selection._titles(engine, unit) is None
+
+
+def test_a_unit_brings_its_containers_and_they_are_kept() -> None:
+    """The tracker is shown what is owned without them, and what is in them is owned from then on."""
+    name = "ab" * 32
+    inside = process(20, cgroup="/system.slice/docker-%s.scope" % name)
+    table = Table([process(10, cgroup="/system.slice/qwen.service"), inside])
+    state = _selection.UnitState("qwen.service", control_group="/system.slice/qwen.service")
+    asked: t.List[t.List[int]] = []
+
+    class Tracker:
+        def containers(self, _table: t.Any, _state: t.Any, owned: t.Any) -> t.Dict[str, t.Any]:
+            asked.append(sorted(ref.pid for ref in owned.processes))
+            return {} if len(asked) > 2 else {name: "its container"}
+
+    scan = _selection.by_unit(None, None, Tracker())  # type: ignore[arg-type]
+    first = scan(table, state, None)
+    assert {ref.pid: ways for ref, ways in first.processes.items()} == {10: ["cgroup"], 20: ["container"]}
+    assert asked == [[10], [10, 20]]
+    assert sorted(ref.pid for ref in scan(table, state, first).processes) == [10, 20]
+    assert asked[2] == [10, 20]
