@@ -117,11 +117,12 @@ class Tracker:
     def _exec_start(self, state: UnitState) -> tuple[list[list[str]], dict[str, str]]:
         """The commands of the unit, word by word, and the variables that systemd puts in: asked for once."""
         if self._commands is None:
-            said = {name: self._property(state.name, name) for name in ("ExecStart", "Environment", "EnvironmentFiles")}
-            commands = [[entry[0], *entry[1][1:]] for entry in said["ExecStart"] if entry[1]]
-            variables = dict(word.split("=", 1) for word in said["Environment"] if "=" in word)
-            for path, _optional in said["EnvironmentFiles"]:
-                variables.update(_variables(path))
+            commands = [[entry[0], *entry[1][1:]] for entry in self._property(state.name, "ExecStart") if entry[1]]
+            variables: dict[str, str] = {}
+            if any(_clients.find(words, {}) for words in commands):
+                variables.update(w.split("=", 1) for w in self._property(state.name, "Environment") if "=" in w)
+                for path, _optional in self._property(state.name, "EnvironmentFiles"):
+                    variables.update(_variables(path))
             self._commands = commands, variables
         return self._commands
 
@@ -200,7 +201,7 @@ class Tracker:
         if why:
             self._warn("%s is left alone: %s" % (what, why))
             return
-        stop = (*words, "stop", "--time", "{seconds}", facts.id)
+        stop = (*words, "stop", "-t", "{seconds}", facts.id)
         self._found[facts.id] = Container(client.manager, facts.id, facts.name or name, stop)
 
     def _claimed(self, facts: Facts, name: str, others: list[Process]) -> str:

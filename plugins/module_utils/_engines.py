@@ -15,7 +15,7 @@ import typing as t
 
 from ._errors import UsageError
 
-__all__ = ("CAUSES", "PROFILES", "Profile", "get", "match")
+__all__ = ("CAUSES", "PROFILES", "Profile", "get", "match", "titles")
 
 Patterns = t.Tuple[t.Tuple[str, str], ...]
 
@@ -43,6 +43,8 @@ class Profile(t.NamedTuple):
     prompt_tokens: t.Tuple[str, ...] = ()
     steps: t.Tuple[str, ...] = ()
     phases: Patterns = ()
+    # Names that only processes of this engine bear; the kernel keeps 15 bytes of one, so no pattern asks for more.
+    titles: t.Tuple[str, ...] = ()
     known: t.Mapping[str, str] = {}
 
 
@@ -131,6 +133,8 @@ PROFILES: t.Dict[str, Profile] = {
                 (r"warming up|warmup model took", "warming_up"),
                 _STARTED,
             ),
+            # A front process bears no title before it has set one, and VLLM_PROCESS_NAME_PREFIX may change them all.
+            titles=(r"^VLLM::",),
             known={
                 "health": "live",
                 "models": "live",
@@ -143,6 +147,7 @@ PROFILES: t.Dict[str, Profile] = {
                 "tokens": "live",
                 "prompt_tokens": "live",
                 "phases": "source",
+                "titles": "live",
             },
         ),
         Profile(
@@ -165,6 +170,7 @@ PROFILES: t.Dict[str, Profile] = {
                 (r"fired up and ready to roll", "started"),
                 _STARTED,
             ),
+            titles=(r"^sglang::", r"^sgl_diffusion::"),
             known={
                 "health": "source",
                 "models": "source",
@@ -177,6 +183,7 @@ PROFILES: t.Dict[str, Profile] = {
                 "tokens": "docs",
                 "prompt_tokens": "docs",
                 "phases": "source",
+                "titles": "source",
             },
         ),
         Profile(
@@ -200,6 +207,12 @@ def get(name: t.Optional[str]) -> Profile:
             'the engine "%s" is not known: use one of %s, the last for any other that answers like OpenAI'
             % (name, ", ".join(PROFILES))
         ) from None
+
+
+def titles(name: t.Optional[str]) -> t.Optional[t.Pattern[str]]:
+    """What the names of an engine's processes are known by; none where a name proves nothing."""
+    patterns = get(name).titles
+    return re.compile("|".join(patterns)) if patterns else None
 
 
 def match(patterns: Patterns, line: str) -> t.Optional[str]:

@@ -30,8 +30,9 @@ import os
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping, Pattern
 
+from . import _titles
 from ._errors import UsageError
-from ._places import Container, attribute, containers_of
+from ._places import Container, attribute, containers_of, machine_of
 from ._processes import TICKS, Process, ProcessRef, Table, own_line
 from ._service import mark_group
 from ._systemd import UnitState
@@ -132,6 +133,12 @@ def _in_cgroup(process: Process, group: str) -> bool:
     return process.cgroup == group or process.cgroup.startswith(group + "/")
 
 
+def _in_container(process: Process, containers: Mapping[str, Container]) -> bool:
+    """Whether it is in one of them, or in one inside it. A name, unlike an id, is one only within its kind."""
+    found = (containers[name] for name in containers_of(process) if name in containers)
+    return bool(containers) and any(c.manager != "nspawn" or machine_of(process) == c.id for c in found)
+
+
 def _mount_namespace(pid: int | str) -> int:
     try:
         return os.stat("/proc/%s/ns/mnt" % pid).st_ino
@@ -213,7 +220,7 @@ def of_unit(
     ``previous`` is an earlier answer: what it held stays owned for as long as it lives.
     """
     own = own_line(table)
-    owned = Owned(containers=dict(containers or {}))
+    owned = Owned(containers=dict(previous.containers if previous is not None else {}, **(containers or {})))
     for pid, word in ((state.main_pid, "main_pid"), (state.control_pid, "control_pid")):
         root = table.get(pid) if pid not in own else None
         if root is not None and pid > 1:
@@ -224,7 +231,7 @@ def of_unit(
         inside = group not in ("", "/") and _in_cgroup(process, group)
         if process.pid not in own and (inside or attribute(process)[0] == state.name):
             owned.add(process, "cgroup", True)
-        if process.pid not in own and any(name in owned.containers for name in containers_of(process)):
+        if process.pid not in own and _in_container(process, owned.containers):
             owned.add(process, "container", True)
     earlier = _earlier_main(table, state)
     if earlier:
@@ -233,7 +240,16 @@ def of_unit(
             if process.pid not in own and earlier in (process.session, process.pgrp):
                 owned.add(process, "session" if process.session == earlier else "process_group", True)
     _carry(table, owned, previous, own)
-    return _finish(table, owned, mark_gid, True, own)
+    _spread(table, owned, mark_gid, True, own)
+    if titles is not None:
+        ours, suspects = _titles.find(table, state, owned, titles, mark_gid, own)
+        owned.users |= _titles.users(state, owned) if ours else set()
+        for process in ours:
+            owned.add(process, "title", False)
+        if ours:
+            _spread(table, owned, mark_gid, True, own)
+        owned.suspects = [process.ref for process in suspects if process.ref not in owned.processes]
+    return _finish(table, owned)
 
 
 def of_pids(
@@ -258,7 +274,8 @@ def of_pids(
             if ref not in owned.spared:
                 owned.roots.append(ref)
     _carry(table, owned, previous, own)
-    return _finish(table, owned, None, False, own)
+    _spread(table, owned, None, False, own)
+    return _finish(table, owned)
 
 
 def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int]) -> None:
@@ -268,7 +285,6 @@ def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int]) ->
     owned.leaders |= previous.leaders
     owned.users |= previous.users
     owned.places |= previous.places
-    owned.containers.update(previous.containers)
     owned.spared.update((ref, word) for ref, word in previous.spared.items() if ref not in owned.spared)
     for ref, ways in previous.processes.items():
         process = table.by_ref(ref)
@@ -277,8 +293,7 @@ def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int]) ->
                 owned.add(process, found_by, ref in previous.firm)
 
 
-def _finish(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, own: set[int]) -> Owned:
-    _spread(table, owned, mark_gid, mount_ns, own)
+def _finish(table: Table, owned: Owned) -> Owned:
     tops = [ref for ref in owned.processes if owned.spreads(ref) and not _has_owned_parent(table, owned, ref)]
     owned.roots = [ref for ref in owned.roots if ref in tops] or tops
     return owned

@@ -9,7 +9,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import _engines
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 SUBJECTS = ("health", "owned_by", "metrics", "running", "waiting", "kv_use", "tokens", "phases", "models", "endpoints")
-SUBJECTS += ("prompt_tokens", "steps")
+SUBJECTS += ("prompt_tokens", "steps", "titles")
 
 
 @pytest.mark.parametrize("name", sorted(_engines.PROFILES))
@@ -18,6 +18,33 @@ def test_every_subject_of_a_profile_says_how_it_is_known(name: str) -> None:
     filled = {subject for subject in SUBJECTS if getattr(profile, subject)}
     assert set(profile.known) == filled
     assert all(word.split(",")[0] in ("live", "source", "docs", "issue") for word in profile.known.values())
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "fits"),
+    [
+        ("vllm", "VLLM::EngineCor", True),
+        ("vllm", "VLLM::Worker_TP", True),
+        ("vllm", "python3", False),
+        ("vllm", "notVLLM::x", False),
+        ("vllm", "sglang::schedul", False),
+        ("sglang", "sglang::schedul", True),
+        ("sglang", "sglang::detoken", True),
+        ("sglang", "sgl_diffusion::", True),
+        ("sglang", "VLLM::Worker_TP", False),
+    ],
+)
+def test_titles(engine: str, name: str, fits: bool) -> None:
+    """Against what the kernel keeps of a name."""
+    assert len(name) <= 15
+    pattern = _engines.titles(engine)
+    assert pattern is not None
+    assert bool(pattern.search(name)) is fits
+
+
+def test_where_a_name_proves_nothing_there_are_no_titles() -> None:
+    assert _engines.titles("llama_cpp") is None
+    assert _engines.titles(None) is None
 
 
 def test_every_profile_says_what_makes_metrics_appear() -> None:

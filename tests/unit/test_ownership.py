@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
+import grp
 import inspect
+import json
+import pathlib
 import re
 import typing as t
 
 import pytest
 import yaml
-from ansible_collections.gpuops.serving.plugins.module_utils import _ownership
+from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _service
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import TICKS, Process, ProcessRef, Table
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState, parse_show
 from ansible_collections.gpuops.serving.plugins.modules import process_tree_stop
@@ -273,6 +277,273 @@ def test_who_shares_the_session_scope_of_a_server_started_by_hand_is_none() -> N
 
 
 A, B = "a1" * 32, "b2" * 32
+# Titles
+
+TITLES = re.compile("^VLLM::")
+ENGINE = "VLLM::Worker_TP"
+SESSION = "/user.slice/user-5.slice/session-7.scope"
+SCOPE = "/system.slice/run-r1.scope"
+MANAGER = "/user.slice/user-5.slice/user@5.service/init.scope"
+
+
+@pytest.fixture(autouse=True)
+def definitions(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
+    """No service is defined on the made-up host unless a test says so."""
+    monkeypatch.setattr(_service, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(_service.names, "__defaults__", (str(tmp_path),))
+    monkeypatch.setattr(_service.load, "__defaults__", (str(tmp_path),))
+    return tmp_path
+
+
+def define(folder: pathlib.Path, name: str, **facts: t.Any) -> None:
+    (folder / (name + ".json")).write_text(json.dumps(dict(facts, name=name)))
+
+
+def titled(*rows: Process, raw: t.Optional[t.Dict[str, str]] = None, **facts: t.Any) -> _ownership.Owned:
+    state = unit(raw={"User": "5"} if raw is None else raw)
+    return _ownership.of_unit(Table([*BASE, *rows]), state, titles=TITLES, **facts)
+
+
+def orphan(pid: int = 101, **facts: t.Any) -> Process:
+    return process(pid, **dict({"name": ENGINE, "uid": 5, "cgroup": "/"}, **facts))
+
+
+FRONT = process(100, cgroup=HERE, uid=5, name="python3")
+
+
+@pytest.mark.parametrize("front", [[FRONT], []], ids=["alive", "dead"])
+def test_an_orphan_with_the_title_and_nowhere_in_particular_is_owned_with_its_children(front: t.List[Process]) -> None:
+    owned = titled(*front, orphan(), process(102, 101, uid=5), process(103, session=101, pgrp=101, uid=5))
+    assert pids(owned) == [*[p.pid for p in front], 101, 102]
+    assert ways(owned, 101) == ["title"]
+    assert ways(owned, 102) == ["descendant"]
+    assert {ref.pid for ref in owned.firm} == {p.pid for p in front}
+    assert owned.suspects == []
+    assert _ownership.foreign(Table([*BASE, *front, orphan()]), owned) == set()
+
+
+def test_without_titles_nobody_is_looked_for_by_name() -> None:
+    owned = _ownership.of_unit(Table([*BASE, FRONT, orphan()]), unit(raw={"User": "5"}))
+    assert (pids(owned), owned.suspects) == ([100], [])
+
+
+def test_an_orphan_of_the_manager_of_its_user_is_one_too() -> None:
+    manager = process(200, uid=5, name="systemd", cgroup=MANAGER)
+    assert pids(titled(FRONT, manager, orphan(ppid=200))) == [100, 101]
+    # What is no manager, or that of somebody else, has started it and not inherited it.
+    for other in (
+        process(200, uid=5, name="systemd", cgroup=SESSION),
+        process(200, uid=5, name="bash", cgroup=MANAGER),
+        process(200, uid=6, name="systemd", cgroup=MANAGER),
+    ):
+        assert pids(titled(FRONT, other, orphan(ppid=200))) == [100]
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        orphan(uid=6),  # of another user
+        orphan(name="VLLM"),
+        orphan(ppid=60),  # somebody's living child
+        orphan(ppid=0),  # whose parent cannot be seen
+        orphan(cgroup="/system.slice/other.service"),
+        orphan(cgroup="/system.slice/other.service/payload"),
+        orphan(cgroup="/user.slice/user-5.slice/user@5.service/app.slice/x.service"),
+        orphan(cgroup="/docker/" + "a1" * 32),
+        orphan(cgroup="/lxc.payload.web/x"),
+        orphan(state="Z"),
+        orphan(kernel_thread=True),
+        orphan(gids=(5, 888)),  # with the mark of another service, by its definition
+    ],
+)
+@pytest.mark.parametrize("front", [[FRONT], []], ids=["alive", "dead"])
+def test_who_cannot_be_the_service_s_is_not_even_suspected(
+    definitions: pathlib.Path, front: t.List[Process], stranger: Process
+) -> None:
+    define(definitions, "other", unit="other.service", engine="sglang", mark_gid=888)
+    define(definitions, "qwen", unit="qwen.service", engine="vllm", mark_gid=MARK)
+    owned = titled(*front, stranger, mark_gid=MARK)
+    assert (pids(owned), owned.suspects) == ([p.pid for p in front], [])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        SESSION,
+        SCOPE,
+        "/htcondor/slot1_2",
+        "/slurm/uid_5/job_7",
+        "",
+        "/..",
+        "/init.scope",
+        "/a.slice/x",
+        "/user.slice/user-5.slice/user@5.service/app.slice/run-r7.scope",
+    ],
+)
+@pytest.mark.parametrize("front", [[FRONT], []], ids=["alive", "dead"])
+def test_one_that_is_apart_is_named_only(front: t.List[Process], place: str) -> None:
+    owned = titled(*front, orphan(cgroup=place))
+    assert pids(owned) == [p.pid for p in front]
+    assert owned.suspects == [ProcessRef(101, 100)]
+
+
+def test_a_suspect_that_the_mark_tells_is_owned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grp.getgrgid", lambda _gid: grp.struct_group(("gpuops-0123456789ab", "x", MARK, [])))
+    owned = titled(FRONT, orphan(cgroup=SCOPE, gids=(5, MARK)), mark_gid=MARK)
+    assert (ways(owned, 101), owned.suspects) == (["mark"], [])
+    stranger = titled(FRONT, orphan(gids=(5, MARK)), mark_gid=MARK + 1)
+    assert (pids(stranger), stranger.suspects) == ([100], [])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        orphan(300, cgroup="/system.slice/other.service"),  # its worker
+        orphan(300, ppid=299, cgroup="/system.slice/other.service"),
+        orphan(300, ppid=299, cgroup=SESSION),  # of an engine that somebody runs by hand
+        orphan(300, gids=(5, 888)),
+    ],
+)
+@pytest.mark.parametrize("front", [[FRONT], []], ids=["alive", "dead"])
+@pytest.mark.parametrize("place", ["/", SCOPE, "/system.slice"])
+def test_beside_another_service_of_the_engine_and_user_nothing_is_taken_by_its_title(
+    definitions: pathlib.Path, front: t.List[Process], other: Process, place: str
+) -> None:
+    """An orphan may be either's, be its service alive or not: of two that look alike neither takes the other's."""
+    define(definitions, "other", unit="other", engine="sglang", mark_gid=888)
+    define(definitions, "qwen", unit="qwen", engine="vllm", mark_gid=MARK)
+    rows = [*front, other, orphan(cgroup=place), process(299, uid=5, cgroup=other.cgroup)]
+    owned = titled(*rows, mark_gid=MARK)
+    assert pids(owned) == [p.pid for p in front]
+    assert owned.suspects == [ProcessRef(101, 100)]
+
+
+@pytest.mark.parametrize(
+    ("other", "own", "taken"),
+    [("vllm", "vllm", False), ("sglang", "vllm", True), (None, "vllm", False), ("sglang", None, False)],
+)
+def test_a_dead_service_of_the_same_engine_is_known_by_its_definition(
+    definitions: pathlib.Path, other: t.Optional[str], own: t.Optional[str], taken: bool
+) -> None:
+    define(definitions, "other", unit="other", engine=other)
+    if own:
+        define(definitions, "qwen", unit="qwen.service", engine=own)
+    owned = titled(FRONT, orphan())
+    assert pids(owned) == ([100, 101] if taken else [100])
+    assert owned.suspects == ([] if taken else [ProcessRef(101, 100)])
+
+
+def test_a_definition_that_cannot_be_read_may_be_of_the_same_engine(definitions: pathlib.Path) -> None:
+    define(definitions, "qwen", unit="qwen.service", engine="vllm")
+    assert pids(titled(FRONT, orphan())) == [100, 101]
+    (definitions / "broken.json").write_text("{")
+    owned = titled(FRONT, orphan())
+    assert (pids(owned), owned.suspects) == ([100], [ProcessRef(101, 100)])
+
+
+@pytest.mark.parametrize(
+    ("began", "ended", "taken"),
+    [(0.5, 0, True), (0.5, 2.0, True), (2.0, 0, False), (0.1, 0.2, True), (0.1, 0.15, True), (0, 0, False)],
+)
+def test_only_one_of_the_last_life_is_taken(began: float, ended: float, taken: bool) -> None:
+    raw = {"User": "5", "ExecMainStartTimestampMonotonic": "%d" % (began * 1e6)}
+    raw["ExecMainExitTimestampMonotonic"] = "%d" % (ended * 1e6)
+    owned = titled(orphan(start=int(1.0 * TICKS)), raw=raw)
+    assert pids(owned) == ([101] if taken else [])
+    assert owned.suspects == ([] if taken else [ProcessRef(101, int(1.0 * TICKS))])
+    late = titled(orphan(start=int(3.5 * TICKS)), raw=raw)
+    assert pids(late) == ([101] if began > 0 and ended == 0 else [])
+
+
+def test_of_a_dead_service_the_user_is_the_unit_s() -> None:
+    assert pids(titled(orphan(uid=0), raw={"User": ""})) == [101]
+    assert pids(titled(orphan(uid=0), raw={"User": "root"})) == [101]
+    for raw in ({}, {"User": "nobody-of-this-name"}, {"User": "6"}):
+        owned = titled(orphan(uid=0), raw=raw)
+        assert (pids(owned), owned.suspects) == ([], [])
+    absent = UnitState("qwen.service", raw={"User": ""})
+    assert pids(_ownership.of_unit(Table([*BASE, orphan(uid=0)]), absent, titles=TITLES)) == []
+    # While anything lives, its users count and not the unit's.
+    assert pids(titled(FRONT, orphan(uid=6), raw={"User": "6"})) == [100]
+
+
+def test_what_a_title_told_stays_owned() -> None:
+    first = titled(FRONT, orphan())
+    later = titled(orphan(cgroup=SCOPE), orphan(300, ppid=299), previous=first)
+    assert pids(later) == [101]
+    assert later.suspects == []
+
+
+# Containers and spared processes
+
+
+def test_whoever_is_in_a_container_of_the_unit_is_owned(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = "/system.slice/docker-%s.scope/container" % A
+    rows = [
+        FRONT,
+        process(101, 90, cgroup=inside, uid=7),
+        process(102, 101, cgroup=inside + "/sub", uid=8, session=101),
+        process(103, cgroup="/system.slice/docker-%s.scope" % B),
+        process(104, 101, cgroup="/docker/%s/docker/%s" % (A, B)),
+        process(105, cgroup="/machine.slice/libpod-conmon-%s.scope" % A),
+        process(90, cgroup="/system.slice/docker.service"),
+    ]
+    mine = {A: Container("docker", A, "engine")}
+    owned = _ownership.of_unit(Table([*BASE, *rows]), unit(), containers=mine)
+    assert pids(owned) == [100, 101, 102, 104]
+    assert ways(owned, 101) == ["container"]
+    assert ways(owned, 104) == ["container", "descendant"]
+    assert ProcessRef(101, 100) in owned.firm
+    assert owned.containers == mine
+    assert _ownership.foreign(Table([*BASE, *rows]), owned) == set()
+    later = _ownership.of_unit(Table([*BASE, *rows[1:], process(106, cgroup=inside)]), unit(), previous=owned)
+    assert pids(later) == [101, 102, 104, 106]
+    assert later.containers == mine
+    assert pids(_ownership.of_unit(Table([*BASE, *rows]), unit())) == [100]
+
+
+def test_a_machine_is_not_a_container_of_another_kind_with_its_name() -> None:
+    rows = [
+        process(101, cgroup="/machine.slice/machine-web.scope/payload"),
+        process(102, cgroup="/machine.slice/web.scope/payload/init.scope"),
+        process(103, cgroup="/lxc.payload.web/init.scope"),
+        process(104, cgroup="/lxc/web"),
+        process(105, cgroup="/system.slice/web.scope"),
+    ]
+    mine = {"web": Container("nspawn", "web", "web")}
+    assert pids(_ownership.of_unit(Table([*BASE, *rows]), unit(), containers=mine)) == [101, 102]
+
+
+def test_nothing_follows_from_a_spared_process() -> None:
+    rows = [
+        process(100, uid=5, cgroup="/system.slice/x.service"),
+        process(101, 100, uid=5),
+        process(102, session=100, uid=5),
+        process(110, uid=6, cgroup="/system.slice/y.service"),
+        process(111, 110, uid=6),
+    ]
+    refs = [ProcessRef(110, 100)]
+    spared = {ProcessRef(100, 100): "allowed"}
+    table = Table([*BASE, *rows])
+    owned = _ownership.of_pids(table, refs, found_by="gpu_holder", spared=spared)
+    assert pids(owned) == [100, 110, 111]
+    assert ways(owned, 100) == ways(owned, 110) == ["gpu_holder"]
+    assert owned.spared == spared
+    assert owned.roots == refs
+    assert owned.users == {6}
+    assert owned.leaders == {110, 111}
+    assert _ownership.foreign(table, owned) == set()
+    later = _ownership.of_pids(table, [], previous=owned)
+    assert (pids(later), later.spared) == ([100, 110, 111], spared)
+    # Not even as a child of an owned one.
+    child = Table([*BASE, process(110), process(120, 110), process(121, 120)])
+    owned = _ownership.of_pids(child, refs, spared={ProcessRef(120, 100): "allowed"})
+    assert pids(owned) == [110, 120]
+    assert {ref.pid for ref in owned.firm} == {110}
+
+
+# Places
+
 SLICE = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod55c6c714_b240_4dec_9a45_57b61696ab6e.slice"
 USER = "/user.slice/user-1000.slice/user@1000.service"
 
@@ -330,6 +601,10 @@ USER = "/user.slice/user-1000.slice/user@1000.service"
         ("/machine.slice/machine-web\\x2d1.scope/payload/init.scope", "machine-web\\x2d1.scope", "web-1"),
         ("/machine.slice/machine-web.scope", "machine-web.scope", "web"),
         ("/machine.slice/machine-web.scope/supervisor", "machine-web.scope", None),
+        ("/machine.slice/web.scope/payload", "web.scope", "web"),  # not registered
+        ("/machine.slice/web.scope/payload/init.scope", "web.scope", "web"),
+        ("/machine.slice/web.scope/supervisor", "web.scope", None),
+        ("/system.slice/run-r1.scope/sub", "run-r1.scope", None),
         ("/machine.slice/systemd-nspawn@web.service/payload/x", "systemd-nspawn@web.service", "web"),
         ("/machine.slice/systemd-nspawn@web.service/supervisor", "systemd-nspawn@web.service", None),
         ("/machine.slice/machine-qemu\\x2d1\\x2dvm.scope", "machine-qemu\\x2d1\\x2dvm.scope", None),
@@ -367,8 +642,12 @@ def test_marks() -> None:
 
 def test_every_evidence_is_in_the_table_and_in_the_documentation() -> None:
     source = inspect.getsource(_ownership)
-    words = set(re.findall(r'"(\w+)", (?:True|False|parent)', source)) | {"main_pid", "control_pid", "pid", "gpu_holder"}
-    words.add("title")
+    words = set(re.findall(r'"(\w+)", (?:True|False|parent)', source)) | {
+        "main_pid",
+        "control_pid",
+        "pid",
+        "gpu_holder",
+    }
     words |= {"session", "process_group"} if '"session" if' in source else set()
     returned = yaml.safe_load(process_tree_stop.RETURN)["processes"]["contains"]["found_by"]["description"]
     assert set(re.findall(r"V\((\w+)\)", str(returned))) == words
