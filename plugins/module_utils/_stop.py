@@ -220,7 +220,7 @@ class Stopper:
         """Whoever has no owned parent is asked first, and has time to wind up its workers."""
         self._ask_containers(self.grace)
         for member in self.survey.ours():
-            if member.top:
+            if member.top and not self._left_to_manager(member):
                 self._signal(member, self.options.signal)
         waiting = self._before_kill(self.grace, keep=self.rest_grace)
         self._wait(waiting, lambda: not any(m.top for m in self.survey.ours()))
@@ -303,7 +303,7 @@ class Stopper:
             living = [m for m in watched if self._alive(m.ref)]
             if watched and not living:
                 break
-            if len(living) < len(watched) and asleep.elapsed >= min(pause, dear):
+            if len(living) < len(watched) and asleep.elapsed >= min(pause, max(POLL, dear)):
                 break
             asleep.sleep(max(POLL, SHARE * (self._clock.monotonic() - before)))
             self._tick()

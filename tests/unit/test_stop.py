@@ -12,16 +12,20 @@ import typing as t
 import pytest
 import yaml
 from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _containers,
+    _groups,
     _ownership,
     _selection,
     _stop,
+    _survey,
     _systemd,
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
-from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef
+from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
+from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef, Table
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
 from ansible_collections.gpuops.serving.plugins.modules import process_tree_stop
-from host import Host, process
+from host import GROUP, Host, process
 
 
 def test_an_active_unit_is_left_to_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +240,7 @@ def test_limits_are_what_the_documentation_says(monkeypatch: pytest.MonkeyPatch)
     options = yaml.safe_load(process_tree_stop.DOCUMENTATION)["options"]
     grace, timeout = (" ".join(options[name]["description"]) for name in ("grace", "timeout"))
     assert "and 5 seconds more for a unit (%g seconds if it has none)" % _stop.UNIT_GRACE in grace
-    assert "%g seconds for a front process, and %g seconds" % (_stop.DEFAULT_GRACE, _stop.REST_GRACE) in grace
+    assert "%g seconds for a front process, and at most %g seconds" % (_stop.DEFAULT_GRACE, _stop.REST_GRACE) in grace
     assert options["kill_grace"]["default"] == Options().kill_grace
     assert "the sum of both waits, O(kill_grace) and %g seconds" % _stop.SLACK in timeout
     host = Host(monkeypatch, process(10), active_state="inactive")
@@ -274,3 +278,327 @@ def test_a_unit_that_holds_process_one_is_refused(monkeypatch: pytest.MonkeyPatc
     host = Host(monkeypatch, process(1, 0, name="init"), process(11), active_state="active")
     assert host.stopper().run()["verdict"] == "refused"
     assert (host.stops, host.sent) == (0, [])
+
+
+# What others do meanwhile
+
+
+def test_a_stop_that_is_under_way_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="deactivating", main_pid=10, job=7)
+    host.jobs = ["stop"]
+    host.after(3, lambda: (host.rest(), setattr(host.state, "job", 0)))
+    result = host.stopper().run()
+    assert (result["verdict"], result["changed"], host.stops) == ("stopped", True, 0)
+    assert result["processes"][0]["signals"] == ["systemd"]
+
+
+@pytest.mark.parametrize(("job", "kind"), [(7, "restart"), (7, "start"), (0, "")])
+def test_a_restart_that_is_under_way_is_not_joined(monkeypatch: pytest.MonkeyPatch, job: int, kind: str) -> None:
+    host = Host(monkeypatch, process(10), active_state="deactivating", main_pid=10, job=job)
+    host.jobs = [kind]
+    host.on_stop = lambda: (setattr(host.state, "job", 0), host.rest())
+    assert host.stopper().run()["verdict"] == "stopped"
+    assert host.stops == 1
+
+
+def test_a_start_that_takes_the_place_of_the_stop_is_stopped_too_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host(monkeypatch, process(10), active_state="active", main_pid=10, invocation_id="a")
+
+    def taken_over() -> None:
+        host.state.active_state, host.state.sub_state, host.state.job = "activating", "start", 9
+        host.state.invocation_id += "a"
+        host.processes = {20 + host.stops: process(20 + host.stops)}
+
+    host.on_stop = taken_over
+    result = host.stopper(grace=2, kill_grace=1).run()
+    assert (result["verdict"], host.stops) == ("survivors", 3)
+    assert "was started again by somebody else" in result["msg"]
+    assert host.sent == []
+
+
+def test_a_start_between_the_two_readings_of_a_look_makes_nothing_a_leftover(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, active_state="inactive", invocation_id="a")
+    shows = []
+
+    def show(unit: str, limit: float = 10.0) -> t.Any:
+        answer = Host.show(host, unit)
+        if not shows:
+            host.processes[20] = process(20)
+            host.state.active_state, host.state.main_pid, host.state.invocation_id = "active", 20, "b"
+        shows.append(answer.active_state)
+        return answer
+
+    monkeypatch.setattr(_systemd, "show", show)
+    host.on_stop = host.rest
+    stopper = host.stopper()
+    stopper.look()
+    assert shows == ["inactive", "active", "active"]
+    assert stopper.state is not None and stopper.state.active_state == "active"
+
+
+def test_a_new_life_that_begins_during_the_stop_is_not_signalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive", kill_mode="process", invocation_id="a")
+    host.deaf = {10}
+    begun: t.List[float] = []
+    real = Host.show
+
+    def show(unit: str, limit: float = 10.0) -> t.Any:
+        answer = real(host, unit)
+        if host.now > 1001 and not begun:  # right after systemd was asked, before the processes are read
+            begun.append(host.now)
+            host.processes[20] = process(20)
+            host.state.active_state, host.state.main_pid, host.state.invocation_id = "active", 20, "b"
+        return answer
+
+    monkeypatch.setattr(_systemd, "show", show)
+    result = host.stopper(grace=5).run()
+    assert begun and result["verdict"] == "survivors"
+    assert "was started again by somebody else" in result["msg"]
+    assert 20 not in [pid for _when, pid, _name in host.sent]
+
+
+# Order and limits
+
+
+def test_the_tops_of_what_a_unit_left_behind_are_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), process(11, 10), active_state="failed", kill_mode="process")
+    host.deaf = {11}
+    result = host.stopper(grace=2).run()
+    assert [(round(when), pid, name) for when, pid, name in host.sent] == [
+        (0, 10, "SIGTERM"),
+        (0, 11, "SIGTERM"),
+        (2, 11, "SIGKILL"),
+    ]
+    host = Host(monkeypatch, process(10), process(11, 10), active_state="failed", kill_mode="process")
+    host.deaf = {10}
+    result = host.stopper(grace=2).run()
+    assert [(round(when), pid) for when, pid, name in host.sent if name == "SIGTERM"] == [(0, 10), (2, 11)]
+    assert [(step["action"], step["signal"], [p["pid"] for p in step["processes"]]) for step in result["plan"]] == [
+        ("signal", "TERM", [10]),
+        ("signal", "TERM", [11]),
+        ("signal", "KILL", [10, 11]),
+    ]
+
+
+@pytest.mark.parametrize("own", [1.0, 20.0, 300.0])
+def test_the_wait_for_the_rest_is_never_longer_than_that_for_the_unit(
+    monkeypatch: pytest.MonkeyPatch, own: float
+) -> None:
+    host = Host(monkeypatch, timeout_stop=own)
+    stopper = host.stopper()
+    stopper.look()
+    assert stopper.rest_grace == min(15.0, own + 5.0)
+    assert stopper._total <= 2 * stopper.grace + 10 + 5
+
+
+def test_known_processes_are_glanced_at_and_looks_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    host.deaf = {10}
+    host.after(25.003, lambda: host.processes.pop(10))
+    looks: t.List[float] = []
+    shown = host.show
+    monkeypatch.setattr(_systemd, "show", lambda unit, limit: looks.append(host.now) or shown(unit))
+    monkeypatch.setattr("%s.processor_time" % _survey.__name__, Spent(0.05))
+    assert host.stopper(grace=60).run()["verdict"] == "stopped"
+    waiting = [look for look in looks if look < 1025]
+    assert 25 / 5.0 <= len(waiting) <= 25 / (0.05 * _stop.SHARE) + 6
+    # Its end is seen at once, though the next look was not due.
+    assert host.now - 1025.003 < 2 * _stop.POLL
+
+
+class Spent:
+    """Processor time that grows with each look."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.sum = step, 0.0
+
+    def __call__(self) -> float:
+        self.sum += self.step
+        return self.sum
+
+
+def storm(monkeypatch: pytest.MonkeyPatch, host: Host) -> t.List[int]:
+    """A process that has a new child at each look, unless it is stopped or dead."""
+    born: t.List[int] = []
+    real = host.show
+
+    def show(unit: str, limit: float = 10.0) -> t.Any:
+        if 10 in host.processes and host.processes[10].state != "T":
+            born.append(100 + len(born))
+            host.processes[born[-1]] = process(born[-1], 10)
+        return real(unit)
+
+    monkeypatch.setattr(_systemd, "show", show)
+    return born
+
+
+def test_a_fork_storm_is_stopped_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    host.deaf = {10}
+    born = storm(monkeypatch, host)
+    killed: t.List[float] = []
+    send = host.send
+
+    def immune(ref: ProcessRef, number: int) -> str:
+        """The first SIGKILLs come too late: only what does not run any more can be killed."""
+        if number == 9 and host.processes.get(ref.pid) and host.processes[ref.pid].state != "T":
+            killed.append(host.now)
+            return "sent"
+        return send(ref, number)
+
+    host.send = immune  # type: ignore[method-assign]
+    result = host.stopper(grace=1).run()
+    assert born and killed
+    assert (
+        result["verdict"] == "unkillable"
+    )  # those that got their SIGKILL before they were stopped are not asked twice
+    assert host.processes[10].state == "T"
+    assert host.now - 1000 <= 1 + 1 + 10 + 5
+
+
+def test_the_kernel_ends_a_storm_where_all_in_the_group_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive", control_group=GROUP)
+    host.deaf = {10}
+    host.immortal = {10}
+    storm(monkeypatch, host)
+    kills: t.List[float] = []
+
+    def kill(_group: t.Any) -> bool:
+        kills.append(host.now)
+        host.processes.clear()
+        return True
+
+    monkeypatch.setattr(_groups.Group, "kill", kill)
+    result = host.stopper(grace=1).run()
+    assert (result["verdict"], len(kills)) == ("stopped", 1)
+
+
+def test_the_kernel_is_not_asked_where_somebody_else_is_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep = process(11, name="keep")
+    host = Host(monkeypatch, process(10), keep, active_state="inactive", kill_mode="process", control_group=GROUP)
+    host.deaf = {10}
+    storm(monkeypatch, host)
+    monkeypatch.setattr(_groups.Group, "kill", lambda _group: pytest.fail("the whole group was killed"))
+    host.stopper(grace=1, protected=("keep",)).run()
+    assert 11 in host.processes
+    assert 11 not in [pid for _when, pid, _name in host.sent]
+
+
+def test_who_is_in_the_group_and_was_missed_in_the_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive", control_group=GROUP)
+    host.deaf = {10, 77}
+    hidden = process(77)
+    monkeypatch.setattr(_groups.Group, "pids", lambda _group: set(host.processes) | ({77} if hidden else set()))
+    monkeypatch.setattr(Table, "of", lambda pids: [hidden] if 77 in pids and 77 in host.processes else [])
+    host.processes[77] = hidden
+    snapshot = Table.snapshot
+    monkeypatch.setattr(Table, "snapshot", lambda known=None: Table(p for p in snapshot() if p.pid != 77))
+    result = host.stopper(grace=1).run()
+    assert (result["verdict"], sorted(p["pid"] for p in result["processes"])) == ("stopped", [10, 77])
+
+
+# Containers
+
+
+class Asked:
+    """A request to a manager that does as the test says."""
+
+    made: t.List[t.Any] = []
+
+    def __init__(self, container: Container, seconds: float) -> None:
+        self.container, self.seconds = container, seconds
+        self.done, self.failed, self.ended = False, "", False
+        Asked.made.append(self)
+
+    def end(self) -> None:
+        self.ended = True
+
+
+BOX = Container("docker", "a" * 64, "qwen", ("docker", "stop", "--time", "{seconds}", "a" * 64))
+INSIDE = "/system.slice/docker-%s.scope" % BOX.id
+
+
+def boxed(monkeypatch: pytest.MonkeyPatch, **state: t.Any) -> t.Tuple[Host, Stopper]:
+    host = Host(monkeypatch, process(30, 2, cgroup=INSIDE), process(31, 30, cgroup=INSIDE), process(2), **state)
+    host.processes[2].cgroup = "/system.slice/containerd.service"
+    Asked.made = []
+    monkeypatch.setattr(_containers, "Request", Asked)
+
+    def scan(table: Table, state: t.Any, previous: t.Any) -> _ownership.Owned:
+        return _ownership.of_unit(table, state, containers={BOX.id: BOX}, previous=previous)
+
+    return host, host.stopper(scan, grace=4, kill_grace=1)
+
+
+def test_a_container_is_left_to_its_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, stopper = boxed(monkeypatch, active_state="inactive")
+    host.after(2, lambda: [host.processes.pop(pid) for pid in (30, 31)])
+    result = stopper.run()
+    assert (result["verdict"], result["changed"], host.sent) == ("stopped", True, [])
+    (request,) = Asked.made
+    assert (request.container, request.ended) == (BOX, True)
+    assert 0 < request.seconds <= 4
+    assert {tuple(p["signals"]) for p in result["processes"]} == {("docker",)}
+    assert [(s["action"], s["target"]) for s in result["plan"]] == [("container_stop", "qwen"), ("signal", None)]
+    assert 2 in host.processes
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_what_its_manager_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, done: bool) -> None:
+    host, stopper = boxed(monkeypatch, active_state="inactive")
+    host.deaf = {30, 31}
+    if done:
+        host.after(1, lambda: setattr(Asked.made[0], "done", True))
+    result = stopper.run()
+    names = {name for _when, _pid, name in host.sent}
+    assert (result["verdict"], names) == ("stopped", {"SIGTERM", "SIGKILL"} if done else {"SIGKILL"})
+    assert Asked.made[0].ended
+
+
+def test_check_mode_asks_no_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, stopper = boxed(monkeypatch, active_state="inactive")
+    result = stopper.run(check_mode=True)
+    assert (result["verdict"], result["changed"], Asked.made, host.sent) == ("stopped", True, [], [])
+    assert {tuple(p["signals"]) for p in result["processes"]} == {("docker",)}
+
+
+# The answer
+
+
+def test_a_failed_unit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, active_state="failed", result="start-limit-hit")
+    assert (
+        host.stopper()
+        .run()["msg"]
+        .endswith('owns no process, it is failed (start-limit-hit): "reset_failed" forgets that')
+    )
+
+
+def test_an_answer_of_a_storm_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowd = [process(1000 + n) for n in range(1500)]
+    host = Host(monkeypatch, *crowd, active_state="inactive")
+    host.immortal = {2000}
+    result = host.stopper(grace=0.1, kill_grace=0.1).run()
+    assert result["verdict"] == "unkillable"
+    assert [p["pid"] for p in result["survivors"]] == [2000]
+    assert (len(result["processes"]), result["unlisted"]) == (1000, 500)
+    assert result["processes"][0]["pid"] == 2000
+    assert len(result["plan"][0]["processes"]) == 1000
+
+
+def test_suspects_are_named_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stray = process(40, name="VLLM::Worker_TP0", cgroup="/system.slice/run-r1.scope")
+    host = Host(monkeypatch, process(10), stray, active_state="inactive")
+
+    def scan(table: Table, state: t.Any, previous: t.Any) -> _ownership.Owned:
+        owned = _ownership.of_unit(table, state, previous=previous)
+        owned.suspects = [stray.ref] if table.by_ref(stray.ref) else []
+        return owned
+
+    result = host.stopper(scan).run()
+    assert result["verdict"] == "stopped"
+    (suspect,) = result["suspects"]
+    assert (suspect["pid"], suspect["unit"]) == (40, "run-r1.scope")
+    assert 40 in host.processes
