@@ -12,14 +12,18 @@ version_added: 1.0.0
 description:
   - Ends all processes of a service, not only those that its front process knows of, and answers V(stopped) only when
     repeated looks at the process table show none of them any more.
-  - A process belongs to the service when it is in the unit's control group or one nested in it, when it descends from
-    an owned process, when it is in a session or process group whose leader is or was owned, when it carries the
-    service's ownership mark (a supplementary group), or when it shares a mount namespace, which is not the host's, with
-    an owned process.
-  - A unit is stopped through systemd, so that C(Restart=) does not start it again meanwhile. What outlives that,
-    because of C(KillMode=process) or because it moved to another control group, is ended afterwards.
+  - A process belongs to the service when it is in the unit's control group or one nested in it, or in a container that
+    the unit runs the client of; when it descends from an owned process; when it is in a session or process group whose
+    leader is or was owned; when it carries the service's ownership mark (a supplementary group); when it shares a mount
+    namespace, which is not the host's, with an owned process; or when it is an orphan that bears a name of the
+    service's engine, and nobody else can be meant. The word of each is in RV(processes[].found_by), and the page
+    C(docs/what-counts-as-owned.md) of the collection has the rules.
+  - A unit is stopped through systemd, so that C(Restart=) does not start it again meanwhile, and a container through
+    its manager. What outlives that, because of C(KillMode=process) or because it moved to another control group, is
+    ended afterwards.
   - Process 1, kernel threads, the processes that the task itself runs in, and any process whose creation time is not
-    the one that was seen first are never signalled.
+    the one that was seen first are never signalled. A call that names one of them, or the SSH server, is refused.
+  - The call ends within its O(timeout), whatever the processes do.
 author:
   - gpuops.serving contributors (@gpuops)
 extends_documentation_fragment:
@@ -30,12 +34,15 @@ options:
   unit:
     description:
       - The systemd unit to stop, a C(.service) or a C(.scope). A bare name is a service.
-      - A unit that the task itself runs in or below, such as that of the SSH server, is refused, and so are login
-        sessions, user managers, C(init.scope) and C(systemd-*.service).
+      - Refused are a unit that the task itself runs in or below, login sessions, user managers, C(init.scope),
+        C(systemd-*.service), and the units of the SSH server and of D-Bus.
       - May be given together with O(service), and then takes the place of the unit in its definition.
     type: str
   pid:
-    description: The process to stop, with all that it owns.
+    description:
+      - The process to stop, with all that it owns.
+      - One of the units that O(unit) refuses is refused as well. For one of another system service there is a warning,
+        since that may start it again.
     type: int
   create_time:
     description:
@@ -53,12 +60,58 @@ options:
       - Regular expression, looked for in the names and command lines of the processes of O(user). All that match are
         stopped, with all that they own.
       - A pattern that fits a process in the control group of a system service is refused, with the name of the unit.
-        So is one that fits an empty text, or takes more than 2 seconds.
+        So is one that fits the SSH server or an empty text, or takes more than 2 seconds.
     type: str
+  gpus:
+    description:
+      - The devices whose holders are to be ended, with all that they own, as people do with
+        C(fuser -k /dev/nvidia*). Each is an index, a UUID or a PCI address as for M(gpuops.serving.gpu_clear). V(all)
+        alone means all devices. Look with check mode first.
+      - Needs O(user) or O(allow_foreign_users=true), since anybody may hold a device.
+      - A holder is what makes M(gpuops.serving.gpu_clear) call the device busy. Who only has a device node open is
+        none, unless the device has memory in use for 5 seconds that no listed process explains, or does not tell its
+        memory. Such a process is named in a warning and left alone.
+      - Nothing at all is signalled when one of the holders is of another user, when one is in a system service that is
+        not at rest (stop its unit), in a container (stop the container), or one that is never signalled, when one
+        cannot be told by its number and creation time, and when a device gives no complete answer.
+      - What a unit that is at rest has left behind may be ended, unless a run has a fresh lease of its service.
+      - The parents of holders are not ended. One that lives may start its child again, and is named in a warning.
+      - A holder that comes later is ended as well if it is one that may be, else it is left alone and the verdict is
+        V(survivors).
+      - V(stopped) says that no holder is left, not that the device is clear. That is for M(gpuops.serving.gpu_clear).
+    type: list
+    elements: str
   user:
     description:
-      - With O(pattern), the user whose processes are meant. Required there.
+      - With O(pattern) or O(gpus), the user whose processes are meant. Required there, but for O(gpus) with
+        O(allow_foreign_users=true). A number where no account bears it.
       - With O(pid) or O(pidfile), the user whom the process must belong to; else it is refused.
+      - An error with anything else.
+    type: str
+  allowed_holders:
+    description:
+      - With O(gpus), processes that may go on to hold a device. They are shown with the outcome V(allowed) and never
+        signalled.
+      - A rule fits when everything that it gives is equal. The list replaces the default, which is that of
+        M(gpuops.serving.gpu_clear), up to 512 MiB for each process.
+    type: list
+    elements: dict
+    suboptions:
+      name:
+        description: Name of the process, compared with the first 15 characters, because the kernel keeps no more.
+        type: str
+      user:
+        description: Account that the process runs under.
+        type: str
+      unit:
+        description: Systemd unit that the process runs in.
+        type: str
+  engine:
+    description:
+      - With O(unit) or O(service), the profile of the engine, V(vllm) or V(sglang) or another one that the library
+        knows. An orphan that bears one of its names counts as the service's under strict rules; see the page
+        C(docs/what-counts-as-owned.md). Others that bear one are RV(suspects).
+      - Default is the engine in the definition of the service, else none, so that no name counts.
     type: str
   signal:
     description:
@@ -71,7 +124,7 @@ options:
     description:
       - How long to wait in seconds after asking, first for the unit or the front process, and then again for the rest.
       - The default is the unit's own stop timeout and 5 seconds more for a unit (90 seconds if it has none),
-        30 seconds for a front process, and 15 seconds for the rest.
+        30 seconds for a front process, and at most 15 seconds for the rest.
     type: float
   kill_grace:
     description: How long to wait in seconds for processes to be gone after C(SIGKILL).
@@ -82,7 +135,7 @@ options:
       - Hard limit for all of it in seconds, from the first look on. A short limit shortens the waits. Of it at most a
         third is kept free for C(SIGKILL), and at most another third for the rest after the front process.
       - Each request to systemd has what is left of it, at most 10 seconds. When the time is over, systemd still has one
-        second for the answer that the verdict needs.
+        second for the answer that the verdict needs. A reading of O(gpus) has at least one second as well.
       - The default is the sum of both waits, O(kill_grace) and 5 seconds.
     type: float
   order:
@@ -95,7 +148,8 @@ options:
     default: parent_first
   protected:
     description:
-      - Names of processes that are never signalled and do not count as left over.
+      - Names of processes that are never signalled and do not count as left over. The first 15 bytes count, because
+        the kernel keeps no more.
       - When systemd would end such a process with its unit, the whole call is refused.
     type: list
     elements: str
@@ -107,6 +161,7 @@ options:
         V(survivors).
       - With such weak evidence a process in another unit, in a login session or in a container that nothing else of
         the service runs in is always left alone and named.
+      - With O(gpus), the holders of every user are meant. It then excludes O(user).
     type: bool
     default: false
   reset_failed:
@@ -115,8 +170,17 @@ options:
     default: false
 notes:
   - Run it as root. An ordinary user cannot signal the processes of others, nor see all of what marks them.
-  - Processes that another unit started on the service's behalf, such as the containers of a container daemon, belong
-    to that unit and are not found here, unless they carry the mark.
+  - "What is done for each state of a unit. Active or reloading: it is stopped through systemd. Activating: the stop
+    takes the place of the start. Between two lives of C(Restart=): it is stopped, so that the next does not begin.
+    Deactivating, because somebody else asked for it: that stop is waited for, and not asked for again. Inactive,
+    masked, or failed, also by its start limit: what is left of it is ended, and systemd is not asked; a failed state
+    stays unless O(reset_failed) is set. A masked unit that still runs is stopped like any other. Not found: what
+    carries its mark is ended, else the verdict is V(absent)."
+  - "A unit that somebody starts again while it is being stopped is asked for at most three times. Then the verdict is
+    V(survivors), and what runs by then is not signalled."
+  - On the host itself the command C(gpuops stop) does the same, with the same options, and C(--plan) for check mode.
+  - Processes that another unit started on the service's behalf belong to that unit and are not found here, unless they
+    carry the mark or are in a container of the service.
 seealso:
   - module: gpuops.serving.gpu_clear
   - module: gpuops.serving.service_start
@@ -130,9 +194,10 @@ EXAMPLES = r"""
 - name: Stop a hand-written unit whose workers outlive it
   gpuops.serving.process_tree_stop:
     unit: sglang.service
+    engine: sglang
     grace: 120
 
-- name: See what would be stopped
+- name: See what would be stopped, in which order and with which signal
   gpuops.serving.process_tree_stop:
     unit: sglang.service
   check_mode: true
@@ -142,14 +207,40 @@ EXAMPLES = r"""
   gpuops.serving.process_tree_stop:
     pattern: 'vllm\.entrypoints|VLLM::'
     user: inference
+
+- name: Stop the very process that gpu_clear has named
+  gpuops.serving.process_tree_stop:
+    pid: 4711
+    create_time: 1795986558.41
+
+- name: See who holds two GPUs and would be ended
+  gpuops.serving.process_tree_stop:
+    gpus: ["0", "1"]
+    user: inference
+  check_mode: true
+  register: holders
+
+- name: End them, and leave a desktop alone
+  gpuops.serving.process_tree_stop:
+    gpus: ["0", "1"]
+    user: inference
+    allowed_holders:
+      - name: Xorg
+      - name: gnome-shell
+        user: gdm
+
+- name: End whatever holds any GPU, whoever started it
+  gpuops.serving.process_tree_stop:
+    gpus: [all]
+    allow_foreign_users: true
 """
 
 RETURN = r"""
 verdict:
   description:
     - V(absent) when there was nothing to stop, V(stopped), V(survivors) when owned processes are left,
-      V(unkillable) when some of them outlived C(SIGKILL), or V(refused) when nothing was done, with the reason in
-      RV(msg).
+      V(unkillable) when some of them outlived C(SIGKILL), or V(refused) when nothing was signalled, with the reason in
+      RV(msg). V(error) when the options make no sense, or when it is not known at the end who holds O(gpus).
     - In check mode V(stopped) means that there is something to stop.
   type: str
   returned: always
@@ -163,8 +254,48 @@ msg:
   type: str
   returned: always
   sample: "the unit \"sglang.service\" is stopped: 7 processes ended, none is left"
+plan:
+  description:
+    - What is done, in this order, as the first look shows it. Each step is only for those that are left by then.
+    - In check mode nothing of it is done.
+  type: list
+  elements: dict
+  returned: when the call was not refused before the first look
+  contains:
+    step:
+      description: Its number, from 1.
+      type: int
+    action:
+      description:
+        - V(systemd_stop) when systemd is asked to stop the unit, V(container_stop) when the manager of a container is
+          asked to stop that, V(signal) when the processes are signalled.
+      type: str
+    signal:
+      description: The signal, such as V(TERM) or V(KILL). V(null) where systemd or a manager is asked.
+      type: str
+    target:
+      description: The unit or the container that is asked for, V(null) for signals.
+      type: str
+    wait:
+      description: How long the step is waited for at most, in seconds.
+      type: float
+    processes:
+      description: Whom it is for.
+      type: list
+      elements: dict
+      contains:
+        pid:
+          description: Process id.
+          type: int
+        name:
+          description: Its name.
+          type: str
+        found_by:
+          description: As in RV(processes[].found_by).
+          type: list
+          elements: str
 processes:
-  description: Every process that was found to be owned.
+  description: Every process that was found to be owned, at most 1000 of them.
   type: list
   elements: dict
   returned: when the call was not refused before the first look
@@ -189,9 +320,9 @@ processes:
       type: str
     found_by:
       description:
-        - What makes it owned, or made it so when it was first seen. One or more of V(main_pid), V(control_pid),
-          V(pid), V(gpu_holder), V(cgroup), V(container), V(mark), V(descendant), V(session), V(process_group),
-          V(mount_namespace), V(title).
+        - What makes it owned, or made it so when it was first seen. One or more of V(main_pid) and V(control_pid) of
+          the unit, V(pid) that was named, V(gpu_holder), V(cgroup), V(container), V(mark), V(descendant), V(session),
+          V(process_group), V(mount_namespace), V(title) of the engine.
       type: list
       elements: str
     role:
@@ -201,17 +332,23 @@ processes:
       type: str
     signals:
       description:
-        - What it was sent, in order; V(systemd) stands for the unit's own stop. In check mode the first of them.
+        - What it was sent, in order; V(systemd) stands for the unit's own stop, and the name of a manager, such as
+          V(docker), for that of a container. In check mode the first of them.
       type: list
       elements: str
     outcome:
       description:
         - V(ended) after a signal, V(gone) without one, V(survived), V(unkillable), V(denied) by the kernel, or left
-          alone as V(foreign) or V(protected). V(planned) in check mode.
+          alone as V(foreign), V(protected) or V(allowed). V(planned) in check mode.
       type: str
     seconds:
       description: From the first signal to its end.
       type: float
+unlisted:
+  description: How many more there were than RV(processes) shows.
+  type: int
+  returned: when the call was not refused before the first look
+  sample: 0
 survivors:
   description: Those of RV(processes) that are left against the caller's will.
   type: list
@@ -220,6 +357,36 @@ survivors:
   contains:
     wchan:
       description: Where in the kernel it waits, where that is known. The other keys are those of RV(processes).
+      type: str
+    stack:
+      description: Where in the kernel it is, innermost first. Empty where that may not be read, or not in time.
+      type: list
+      elements: str
+suspects:
+  description:
+    - Processes that are not owned and were never signalled, but look as if they might be. They bear a name of the
+      service's engine, and have lost their parent. They do not change the verdict. Look at each.
+  type: list
+  elements: dict
+  returned: when the call was not refused before the first look
+  contains:
+    pid:
+      description: Process id.
+      type: int
+    create_time:
+      description: When it was created, in seconds since the epoch.
+      type: float
+    name:
+      description: Its name.
+      type: str
+    user:
+      description: The user that it runs as.
+      type: str
+    unit:
+      description: The unit that it runs in, V(null) without one.
+      type: str
+    why:
+      description: What speaks for it, and what is missing.
       type: str
 zombies:
   description: Owned processes that are dead, with the parent that has not collected them. They hold nothing.

@@ -21,6 +21,8 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _stopping,
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
+from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import Table
 from host import process
 
@@ -48,13 +50,13 @@ def test_patterns_that_make_no_sense() -> None:
 def definitions(monkeypatch: pytest.MonkeyPatch, **found: t.Dict[str, t.Any] | ServingError) -> None:
     """What /etc/gpuops/services holds."""
 
-    def load(name: str) -> t.Dict[str, t.Any]:
+    def load(name: str, _folder: str = "") -> t.Dict[str, t.Any]:
         definition = found[name]
         if isinstance(definition, ServingError):
             raise definition
         return definition
 
-    monkeypatch.setattr(_service, "names", lambda: sorted(found))
+    monkeypatch.setattr(_service, "names", lambda _folder="": sorted(found))
     monkeypatch.setattr(_service, "load", load)
 
 
@@ -383,7 +385,7 @@ def test_a_unit_brings_its_containers_and_they_are_kept() -> None:
     class Tracker:
         def containers(self, _table: t.Any, _state: t.Any, owned: t.Any) -> t.Dict[str, t.Any]:
             asked.append(sorted(ref.pid for ref in owned.processes))
-            return {} if len(asked) > 2 else {name: "its container"}
+            return {} if len(asked) > 2 else {name: Container("docker", name, "engine")}
 
     scan = _selection.by_unit(None, None, Tracker())  # type: ignore[arg-type]
     first = scan(table, state, None)
