@@ -156,6 +156,7 @@ class Stopper:
         return _stop_answer.judge(self)
 
     def _stop(self) -> None:
+        self._thaw()
         if self.state is not None and not self.state.at_rest:
             self._stop_unit()
         elif self.options.order == "parent_first" and any(not m.top for m in self.survey.ours()):
@@ -212,8 +213,13 @@ class Stopper:
         under_way = join and self.state.active_state == "deactivating" and self.state.job
         if not (under_way and _systemd.job_type(self.unit, self._patience) == "stop"):
             _systemd.request_stop(self.unit, self._patience)
-        # Nobody acts on a signal while frozen, and systemd would wait for it in vain.
+
+    def _thaw(self) -> None:
+        """Nobody acts on a signal while frozen; systemd would wait for it in vain, or refuse to stop the unit."""
         if self.survey.group.paused:
+            self.changed = True
+            if self.unit is not None:
+                _systemd.thaw(self.unit, self._patience)
             self.survey.group.thaw()
 
     def _stop_tops(self) -> None:

@@ -2,12 +2,11 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""systemd as the only owner of units: their state, their jobs and their journal, each call bounded."""
+"""systemd as the only owner of units: their state and their jobs, each call bounded."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -20,25 +19,25 @@ from ._errors import ServingError
 __all__ = [
     "FLOOR",
     "NoAnswer",
-    "Record",
     "UnitState",
+    "call",
     "job_type",
-    "journal",
+    "number",
     "parse_show",
     "parse_span",
     "present",
-    "records",
     "request_stop",
     "require_floor",
     "reset_failed",
+    "said",
     "show",
     "start",
+    "thaw",
     "unit_name",
     "version",
 ]
 
 FLOOR = 247
-JOURNAL_LINES = 5000
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
@@ -69,7 +68,6 @@ SPAN_UNITS = {
     "ms": 1e-3,
     "us": 1e-6,
 }
-ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
 class NoAnswer(ServingError):
@@ -133,7 +131,7 @@ class UnitState:
     @property
     def changed_since_start(self) -> bool:
         """Whether a file that the unit is made of was written after its main process was started."""
-        started = _number(self.raw.get("ExecMainStartTimestampMonotonic", ""))
+        started = number(self.raw.get("ExecMainStartTimestampMonotonic", ""))
         if not started:
             return False
         age = time.monotonic() - started / 1e6
@@ -165,19 +163,6 @@ class UnitState:
         }
 
 
-@dataclass
-class Record:
-    """One line of the journal."""
-
-    cursor: str
-    realtime: int
-    monotonic: int
-    invocation: str
-    pid: int
-    priority: int
-    message: str
-
-
 def unit_name(name: str) -> str:
     """The full name of a unit; a bare word is a service."""
     if not name or not re.match(r"^[A-Za-z0-9:_.\\@-]+$", name):
@@ -190,7 +175,7 @@ def present() -> bool:
     return os.path.isdir("/run/systemd/system")
 
 
-def _call(arguments: list[str], timeout: float) -> tuple[int, str, str]:
+def call(arguments: list[str], timeout: float) -> tuple[int, str, str]:
     environment = dict(os.environ, LC_ALL="C", SYSTEMD_COLORS="0", SYSTEMD_PAGER="", SYSTEMD_URLIFY="0")
     # sudo and some shells drop the sbin and bin folders that the tools live in.
     environment["PATH"] = environment.get("PATH", "") + ":/usr/bin:/bin:/usr/sbin:/sbin"
@@ -213,19 +198,19 @@ def _call(arguments: list[str], timeout: float) -> tuple[int, str, str]:
     return child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace").strip()
 
 
-def _said(rc: int, err: str) -> str:
+def said(rc: int, err: str) -> str:
     return " ".join(err.split()).rstrip(".") or "status %d" % rc
 
 
 def _systemctl(arguments: list[str], timeout: float) -> tuple[int, str, str]:
     if not present():
         raise ServingError("systemd does not manage this host: /run/systemd/system does not exist")
-    return _call(["systemctl", "--no-pager", "--no-ask-password"] + arguments, timeout)
+    return call(["systemctl", "--no-pager", "--no-ask-password"] + arguments, timeout)
 
 
 def version() -> int:
     """The generation of systemd on this host."""
-    _rc, out, _err = _call(["systemctl", "--version"], 10.0)
+    _rc, out, _err = call(["systemctl", "--version"], 10.0)
     match = re.match(r"systemd (\d+)", out)
     if match is None:
         raise ServingError('the version of systemd cannot be read: it says "%s"' % out[:80].strip())
@@ -252,7 +237,7 @@ def parse_span(text: str) -> float:
     return total
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
@@ -270,15 +255,15 @@ def parse_show(unit: str, text: str) -> UnitState:
         active_state=get("ActiveState", "inactive"),
         sub_state=get("SubState", "dead"),
         result=get("Result", ""),
-        main_pid=_number(get("MainPID", "")),
-        control_pid=_number(get("ControlPID", "")),
+        main_pid=number(get("MainPID", "")),
+        control_pid=number(get("ControlPID", "")),
         control_group=get("ControlGroup", ""),
-        n_restarts=_number(get("NRestarts", "")),
+        n_restarts=number(get("NRestarts", "")),
         invocation_id=get("InvocationID", ""),
-        job=_number(get("Job", "")),
+        job=number(get("Job", "")),
         need_reload=get("NeedDaemonReload") == "yes",
-        exec_main_code=_number(get("ExecMainCode", "")),
-        exec_main_status=_number(get("ExecMainStatus", "")),
+        exec_main_code=number(get("ExecMainCode", "")),
+        exec_main_status=number(get("ExecMainStatus", "")),
         kill_mode=get("KillMode", ""),
         timeout_stop=parse_span(get("TimeoutStopUSec", "")),
         restart=get("Restart", "no"),
@@ -292,7 +277,7 @@ def show(unit: str, timeout: float = 10.0) -> UnitState:
     unit = unit_name(unit)
     rc, out, err = _systemctl(["show", "--property=" + PROPERTIES, "--", unit], timeout)
     if rc != 0:
-        raise ServingError('the state of the unit "%s" cannot be read: %s' % (unit, _said(rc, err)))
+        raise ServingError('the state of the unit "%s" cannot be read: %s' % (unit, said(rc, err)))
     return parse_show(unit, out)
 
 
@@ -301,7 +286,7 @@ def start(unit: str, timeout: float = 10.0) -> None:
     unit = unit_name(unit)
     rc, _out, err = _systemctl(["start", "--no-block", "--", unit], timeout)
     if rc != 0:
-        raise ServingError('the unit "%s" was not started: %s' % (unit, _said(rc, err)))
+        raise ServingError('the unit "%s" was not started: %s' % (unit, said(rc, err)))
 
 
 def request_stop(unit: str, timeout: float = 10.0) -> None:
@@ -309,7 +294,13 @@ def request_stop(unit: str, timeout: float = 10.0) -> None:
     unit = unit_name(unit)
     rc, _out, err = _systemctl(["stop", "--no-block", "--", unit], timeout)
     if rc != 0 and "not loaded" not in err:
-        raise ServingError('the unit "%s" was not stopped: %s' % (unit, _said(rc, err)))
+        raise ServingError('the unit "%s" was not stopped: %s' % (unit, said(rc, err)))
+
+
+def thaw(unit: str, timeout: float = 10.0) -> None:
+    """Let a frozen unit run. From systemd 255 on, a unit that ``systemctl freeze`` has frozen refuses to be stopped."""
+    # An old systemd, or a unit that it did not freeze itself, is no reason not to go on.
+    _systemctl(["thaw", "--", unit_name(unit)], timeout)
 
 
 def job_type(unit: str, timeout: float = 10.0) -> str:
@@ -317,7 +308,7 @@ def job_type(unit: str, timeout: float = 10.0) -> str:
     unit = unit_name(unit)
     rc, out, err = _systemctl(["list-jobs", "--no-legend", "--plain", "--", unit], timeout)
     if rc != 0:
-        raise ServingError('the jobs of the unit "%s" cannot be read: %s' % (unit, _said(rc, err)))
+        raise ServingError('the jobs of the unit "%s" cannot be read: %s' % (unit, said(rc, err)))
     for words in map(str.split, out.splitlines()):
         if len(words) >= 3 and words[1] == unit:
             return words[2]
@@ -329,75 +320,4 @@ def reset_failed(unit: str, timeout: float = 10.0) -> None:
     unit = unit_name(unit)
     rc, _out, err = _systemctl(["reset-failed", "--", unit], timeout)
     if rc != 0 and "not loaded" not in err and "not found" not in err:
-        raise ServingError('the failed state of the unit "%s" was not reset: %s' % (unit, _said(rc, err)))
-
-
-def _text(value: Any) -> str:
-    """A field of the journal: text, an array of bytes where it is not clean text, or several of either."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        if all(isinstance(item, int) for item in value):
-            return bytes(item & 0xFF for item in value).decode("utf-8", "replace")
-        return "\n".join(_text(item) for item in value)
-    return ""
-
-
-def records(text: str) -> list[Record]:
-    """The records of ``journalctl --output=json``; a progress bar becomes one record a step."""
-    found = []
-    for line in text.splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(entry, dict):
-            continue
-        message = ESCAPE_SEQUENCE.sub("", _text(entry.get("MESSAGE")))
-        parts = [part.rstrip() for part in re.split(r"[\r\n]+", message)]
-        for part in [part for part in parts if part] or [""]:
-            found.append(
-                Record(
-                    cursor=_text(entry.get("__CURSOR")),
-                    realtime=_number(_text(entry.get("__REALTIME_TIMESTAMP"))),
-                    monotonic=_number(_text(entry.get("__MONOTONIC_TIMESTAMP"))),
-                    invocation=_text(entry.get("_SYSTEMD_INVOCATION_ID")) or _text(entry.get("INVOCATION_ID")),
-                    pid=_number(_text(entry.get("_PID"))),
-                    priority=_number(_text(entry.get("PRIORITY", "6"))),
-                    message=part,
-                )
-            )
-    return found
-
-
-def journal(
-    unit: str,
-    invocation: str | None = None,
-    after_cursor: str | None = None,
-    lines: int | None = None,
-    timeout: float = 10.0,
-) -> list[Record]:
-    """What the unit and systemd about the unit wrote, oldest first.
-
-    Without a cursor these are the newest lines, after a cursor the ones that follow it; at most ``lines`` either way.
-    """
-    unit = unit_name(unit)
-    # --all, since a long field would otherwise be an empty one.
-    arguments = [
-        "journalctl",
-        "--no-pager",
-        "--quiet",
-        "--all",
-        "--output=json",
-        "--lines=%d" % (lines or JOURNAL_LINES),
-    ]
-    if after_cursor:
-        arguments.append("--after-cursor=" + after_cursor)
-    if invocation:
-        arguments += ["_SYSTEMD_INVOCATION_ID=" + invocation, "+", "INVOCATION_ID=" + invocation, "UNIT=" + unit]
-    else:
-        arguments += ["--unit=" + unit]
-    rc, out, err = _call(arguments, timeout)
-    if rc != 0:
-        raise ServingError('the journal of the unit "%s" cannot be read: %s' % (unit, _said(rc, err)))
-    return records(out)
+        raise ServingError('the failed state of the unit "%s" was not reset: %s' % (unit, said(rc, err)))

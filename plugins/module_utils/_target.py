@@ -17,6 +17,7 @@ from . import (
     _bounded,
     _generation,
     _http,
+    _journal,
     _ownership,
     _processes,
     _site,  # noqa: F401
@@ -100,9 +101,9 @@ class HostTarget:
         assert self.name is not None
         try:
             if self._cursor is not None:
-                records = _systemd.journal(self.name, after_cursor=self._cursor)
+                records = _journal.journal(self.name, after_cursor=self._cursor)
             elif state.invocation_id:
-                records = _systemd.journal(self.name, invocation=state.invocation_id, lines=FIRST_LINES)
+                records = _journal.journal(self.name, invocation=state.invocation_id, lines=FIRST_LINES)
             else:
                 return []
         except ServingError:

@@ -55,12 +55,13 @@ class Host(Clock):
         self.later: t.List[t.Tuple[float, t.Callable[[], None]]] = []
         self.on_stop: t.Callable[[], None] = self.rest
         self.stops = 0
+        self.thawed = False
         self.jobs: t.List[str] = []
         monkeypatch.setattr(Table, "snapshot", lambda known=None: Table(list(self.processes.values())))
         monkeypatch.setattr(_survey, "processor_time", lambda: 0.0)
         monkeypatch.setattr(_ownership, "own_line", lambda _table: {1})
         monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 1)
-        for name in ("show", "request_stop", "reset_failed", "start", "job_type"):
+        for name in ("show", "request_stop", "reset_failed", "start", "job_type", "thaw"):
             monkeypatch.setattr(_systemd, name, getattr(self, name))
 
     def monotonic(self) -> float:
@@ -105,6 +106,10 @@ class Host(Clock):
         self.answer("start", timeout)
         self.state.active_state, self.state.main_pid, self.state.invocation_id = "active", 4711, "new"
         self.state.sub_state = "running"
+
+    def thaw(self, _unit: str, timeout: float = 10.0) -> None:
+        self.answer("thaw", timeout)
+        self.thawed = True
 
     def job_type(self, _unit: str, timeout: float = 10.0) -> str:
         self.answer("job_type", timeout)

@@ -359,6 +359,17 @@ def test_a_new_life_that_begins_during_the_stop_is_not_signalled(monkeypatch: py
     assert 20 not in [pid for _when, pid, _name in host.sent]
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_unit_is_thawed_first(monkeypatch: pytest.MonkeyPatch, frozen: bool) -> None:
+    host = Host(monkeypatch, process(10), active_state="active", main_pid=10)
+    monkeypatch.setattr(_groups.Group, "paused", property(lambda _group: frozen))
+    by_hand: t.List[int] = []
+    monkeypatch.setattr(_groups.Group, "thaw", lambda _group: by_hand.append(host.stops))
+    host.on_stop = lambda: (host.rest() if host.thawed or not frozen else pytest.fail("still frozen"))
+    assert host.stopper().run()["verdict"] == "stopped"
+    assert (host.thawed, by_hand) == (frozen, [0] if frozen else [])
+
+
 # Order and limits
 
 

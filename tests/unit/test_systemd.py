@@ -11,7 +11,7 @@ import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _systemd
+from ansible_collections.gpuops.serving.plugins.module_utils import _journal, _systemd
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
 
 RUNNING = """Restart=always
@@ -158,8 +158,8 @@ def entry(message: t.Any, **fields: t.Any) -> str:
 
 
 def test_a_record() -> None:
-    (record,) = _systemd.records(entry("Load weight begin."))
-    assert record == _systemd.Record("s=1", 1700000000000000, 42, "ab", 77, 4, "Load weight begin.")
+    (record,) = _journal.records(entry("Load weight begin."))
+    assert record == _journal.Record("s=1", 1700000000000000, 42, "ab", 77, 4, "Load weight begin.")
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_a_record() -> None:
     ],
 )
 def test_messages(message: t.Any, lines: t.List[str]) -> None:
-    assert [record.message for record in _systemd.records(entry(message))] == lines
+    assert [record.message for record in _journal.records(entry(message))] == lines
 
 
 def test_lines_that_are_not_records_are_skipped() -> None:
     text = "\n".join(["-- No entries --", "{half", entry("x"), "[]"])
-    assert [record.message for record in _systemd.records(text)] == ["x"]
+    assert [record.message for record in _journal.records(text)] == ["x"]
 
 
 class Calls:
@@ -198,7 +198,7 @@ class Calls:
             self.commands.append(arguments)
             return left.pop(0) if len(left) > 1 else left[0]
 
-        monkeypatch.setattr(_systemd, "_call", call)
+        monkeypatch.setattr(_systemd, "call", call)
         monkeypatch.setattr(_systemd, "present", lambda: True)
 
 
@@ -237,7 +237,7 @@ def test_an_old_systemd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_journal_of_one_run_has_systemds_own_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(monkeypatch, (0, entry("x"), ""))
-    assert [record.message for record in _systemd.journal("qwen", invocation="ab", after_cursor="s=9", lines=7)] == [
+    assert [record.message for record in _journal.journal("qwen", invocation="ab", after_cursor="s=9", lines=7)] == [
         "x"
     ]
     command = calls.commands[0]
@@ -247,12 +247,12 @@ def test_the_journal_of_one_run_has_systemds_own_lines_too(monkeypatch: pytest.M
 
 def test_a_command_that_hangs_is_ended() -> None:
     with pytest.raises(_systemd.NoAnswer, match=r"did not answer within 0\.2 s"):
-        _systemd._call(["sleep", "30"], 0.2)
+        _systemd.call(["sleep", "30"], 0.2)
 
 
 def test_a_command_that_is_missing() -> None:
     with pytest.raises(ServingError, match='the command "no-such-tool" cannot run: No such file'):
-        _systemd._call(["no-such-tool"], 1.0)
+        _systemd.call(["no-such-tool"], 1.0)
 
 
 def test_a_host_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
