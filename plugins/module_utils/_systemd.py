@@ -298,7 +298,7 @@ def request_stop(unit: str, timeout: float = 10.0) -> None:
 
 
 def thaw(unit: str, timeout: float = 10.0) -> None:
-    """Let a frozen unit run. From systemd 255 on, a unit that ``systemctl freeze`` has frozen refuses to be stopped."""
+    """Let a frozen unit run. On systemd 257 a unit that ``systemctl freeze`` has frozen refuses to be stopped."""
     # An old systemd, or a unit that it did not freeze itself, is no reason not to go on.
     _systemctl(["thaw", "--", unit_name(unit)], timeout)
 
