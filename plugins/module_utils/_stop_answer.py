@@ -24,8 +24,9 @@ def plan(stop: Stopper) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     left = stop.survey.ours()
 
-    def step(action: str, word: str | None, target: str | None, wait: float, members: list[Member]) -> None:
-        asked = [member.brief() for member in members]
+    def step(action: str, word: str | None, target: str | None, wait: float, members: list[Member]) -> list[Member]:
+        """Add a step, and say who is left for the next."""
+        refs = {member.ref for member in members}
         steps.append(
             {
                 "step": len(steps) + 1,
@@ -33,28 +34,26 @@ def plan(stop: Stopper) -> list[dict[str, Any]]:
                 "signal": word,
                 "target": target,
                 "wait": round(wait, 1),
-                "processes": asked[:MOST_LISTED],
+                "processes": [member.brief() for member in members[:MOST_LISTED]],
             }
         )
+        return [member for member in left if member.ref not in refs]
 
     state = stop.state
     if state is not None and not state.at_rest:
         asked = [member for member in left if stop.survey.falls_to_systemd(member)]
-        step("systemd_stop", None, state.name, stop.grace, asked)
-        left = [member for member in left if member not in asked]
+        left = step("systemd_stop", None, state.name, stop.grace, asked)
         first = False
     else:
         first = stop.options.order == "parent_first" and any(not member.top for member in left)
     for name, container in stop.survey.containers.items():
         asked = [member for member in left if member.container == name and container.stop]
         if asked:
-            step("container_stop", None, container.name, stop.grace if first else stop.rest_grace, asked)
-            left = [member for member in left if member not in asked]
+            left = step("container_stop", None, container.name, stop.grace if first else stop.rest_grace, asked)
     if first:
         tops = [member for member in left if member.top]
         if tops:
-            step("signal", stop.options.signal, None, stop.grace, tops)
-            left = [member for member in left if not member.top]
+            left = step("signal", stop.options.signal, None, stop.grace, tops)
     if left:
         step("signal", stop.options.signal, None, stop.rest_grace, left)
     if steps:
@@ -158,13 +157,15 @@ def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:
     survivors = [
         dict(m.as_result(), wchan=_processes.waiting_in(m.ref), stack=stacks.get(m.ref, [])) for m in left[:MOST_LISTED]
     ]
-    shown = left + [m for m in members if m not in left] if len(members) > MOST_LISTED else members
+    if len(members) > MOST_LISTED:
+        refs = {member.ref for member in left}
+        members = left + [member for member in members if member.ref not in refs]
     return {
         "verdict": verdict,
         "changed": stop.changed,
         "msg": msg,
         "plan": stop.plan,
-        "processes": [member.as_result() for member in shown[:MOST_LISTED]],
+        "processes": [member.as_result() for member in members[:MOST_LISTED]],
         "unlisted": max(0, len(members) - MOST_LISTED),
         "survivors": survivors,
         "suspects": [_suspect(stop, process) for process in list(stop.survey.suspects.values())[:MOST_LISTED]],
