@@ -25,6 +25,8 @@ What is not firm and in another unit, login session or container than all that i
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import grp
 import os
 from dataclasses import dataclass, field
@@ -140,10 +142,13 @@ def _in_container(process: Process, containers: Mapping[str, Container]) -> bool
 
 
 def _mount_namespace(pid: int | str) -> int:
-    try:
+    with contextlib.suppress(OSError):
         return os.stat("/proc/%s/ns/mnt" % pid).st_ino
-    except OSError:
-        return 0
+    # A main thread that has ended is in none any more, the others still are.
+    for path in glob.glob("/proc/%s/task/*/ns/mnt" % pid):
+        with contextlib.suppress(OSError):
+            return os.stat(path).st_ino
+    return 0
 
 
 def _earlier_main(table: Table, state: UnitState) -> int:
@@ -294,6 +299,10 @@ def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int]) ->
 
 
 def _finish(table: Table, owned: Owned) -> Owned:
+    # A session that nobody is in any more gains nobody: who leads one of that number later is somebody else.
+    borne = {number for process in table for number in (process.session, process.pgrp)}
+    strangers = {process.pid for process in table if process.ref not in owned.processes}
+    owned.leaders &= borne - strangers
     tops = [ref for ref in owned.processes if owned.spreads(ref) and not _has_owned_parent(table, owned, ref)]
     owned.roots = [ref for ref in owned.roots if ref in tops] or tops
     return owned

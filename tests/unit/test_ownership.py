@@ -654,3 +654,20 @@ def test_every_evidence_is_in_the_table_and_in_the_documentation() -> None:
     table = str(_ownership.__doc__).split("====\n")[2]
     evidence = re.findall(r"^([a-z_, ]+?)  ", table, re.M)
     assert {word for row in evidence for word in row.split(", ")} - {"the same of a unit's dead main"} == words
+
+
+def test_a_session_that_was_empty_is_somebody_elses_when_its_number_is_in_use_again() -> None:
+    leader, worker = process(100, cgroup=HERE), process(101, 100, session=101, pgrp=101)
+    first = _ownership.of_unit(Table([*BASE, leader, worker, process(102, session=100, pgrp=100)]), unit())
+    assert pids(first) == [100, 101, 102]
+    # While somebody is in it the number stays: who is born into it then belongs to it.
+    orphans = [worker, process(102, session=100, pgrp=100), process(103, session=100, pgrp=100)]
+    second = _ownership.of_unit(Table([*BASE, *orphans]), unit(), previous=first)
+    assert pids(second) == [101, 102, 103]
+    third = _ownership.of_unit(Table([*BASE, worker]), unit(), previous=second)
+    later = process(104, session=100, pgrp=100, start=900)
+    assert pids(_ownership.of_unit(Table([*BASE, worker, later]), unit(), previous=third)) == [101]
+    # Nor does one that a stranger leads, when he is gone again.
+    stranger = process(100, start=900)
+    third = _ownership.of_unit(Table([*BASE, worker, stranger]), unit(), previous=second)
+    assert pids(_ownership.of_unit(Table([*BASE, worker, later]), unit(), previous=third)) == [101]
