@@ -124,6 +124,10 @@ def checked_unit(name: str, types: tuple[str, ...]) -> str:
     unit = _systemd.unit_name(name)
     if not unit.endswith(types):
         raise UsageError('the unit "%s" is none of a service: its name must end in %s' % (unit, " or ".join(types)))
+    if "@." in unit:
+        raise UsageError(
+            'the unit "%s" is a template: name one of its instances, such as "%s"' % (unit, unit.replace("@.", "@1."))
+        )
     if HOST_UNITS.match(unit):
         raise Refused('the unit "%s" holds the sessions of users or this host itself, not a service' % unit)
     return unit
