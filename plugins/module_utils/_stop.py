@@ -122,6 +122,8 @@ class Stopper:
         state, own = self.state, self.survey.own
         if state is not None and own is not None:
             return 'this task itself runs below the process %d "%s" of the unit "%s"' % (own.pid, own.name, state.name)
+        if state is not None and not state.at_rest and state.raw.get("CanStop") == "no":
+            return 'systemd stops the unit "%s" for nobody but units that depend on it (RefuseManualStop=)' % state.name
         if state is not None and not state.at_rest and state.kill_mode in ("control-group", "mixed"):
             for member in self.survey.members.values():
                 if member.standing == "protected" and "cgroup" in member.found_by:

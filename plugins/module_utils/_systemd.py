@@ -41,7 +41,7 @@ FLOOR = 247
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
-    "TimeoutStopUSec,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,"
+    "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,"
     "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User"
 )
 UNIT_TYPES = (
