@@ -78,6 +78,7 @@ def forecast(stop: Stopper) -> dict[str, Any]:
         if member.standing != "ours":
             member.outcome = member.standing
     if not busy and not ours:
+        stop.reset = failed
         return judge(stop)
     names = ", ".join('%d "%s"' % (m.process.pid, m.process.name) for m in ours[:MOST_LISTED])
     return result(stop, "stopped", "%s would be stopped: %s" % (stop.what, names or "it owns no process"))
@@ -107,12 +108,14 @@ def judge(stop: Stopper) -> dict[str, Any]:
         return result(stop, "unkillable" if unkillable else "survivors", _complaint(stop, survivors, awake))
     ended = sum(1 for m in stop.survey.members.values() if m.outcome in ("ended", "gone"))
     if ended or (stop.changed and not stop.reset):
-        return result(stop, "stopped", "%s is stopped: %s ended, none is left" % (stop.what, _count(ended)))
+        return result(stop, "stopped", "%s is stopped: %s" % (stop.what, _ended(ended)))
     return result(stop, "absent", "there was nothing to stop: %s" % _nothing(stop))
 
 
-def _count(number: int) -> str:
-    return "1 process" if number == 1 else "%d processes" % number
+def _ended(number: int) -> str:
+    if number == 0:
+        return "it owned no process"
+    return "1 process ended, none is left" if number == 1 else "%d processes ended, none is left" % number
 
 
 def _nothing(stop: Stopper) -> str:
