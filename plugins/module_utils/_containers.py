@@ -100,18 +100,24 @@ class Tracker:
             for client in _clients.find(_clients.expand(words, variables), variables):
                 found.append(Source(client, user, "its ExecStart=", True))
         self._learn(mine)
-        for process in mine:
-            if process.ref not in self._lines:
-                self._warn('the command line of the client %d "%s" cannot be read' % (process.pid, process.name))
-                continue
+        for process in (p for p in mine if p.ref in self._lines):
             words, environment = self._lines[process.ref]
             for client in _clients.find(words, environment):
+                if client.verb not in ("run", "start") and process.pid != state.main_pid:
+                    continue  # a look into a container, not the engine
                 told_by = 'the process %d "%s"' % (process.pid, process.name)
                 # Whoever may write the daemon's socket may do anything to any container already.
                 trusted = process.uid == 0 or (client.manager == "docker" and _may_write(process))
                 found.append(Source(client, process.uid, told_by, trusted))
         # What a live client says is exact, and ExecStart= may hold variables: a name that either tells is enough.
         told = {source.client.manager for source in found if source.client.names or source.client.cidfile}
+        for process in mine:
+            manager = process.name.replace("systemd-", "")
+            if process.ref not in self._lines and manager not in told:
+                self._warn(
+                    'the command line of the client %d "%s" of the unit "%s" cannot be read: its container is not found'
+                    % (process.pid, process.name, state.name)
+                )
         return [s for s in found if s.client.names or s.client.cidfile or s.client.manager not in told]
 
     def _exec_start(self, state: UnitState) -> tuple[list[list[str]], dict[str, str]]:
@@ -180,6 +186,9 @@ class Tracker:
         if (client.manager, uid, client.options, name) in self._resolved:
             return
         self._resolved.add((client.manager, uid, client.options, name))
+        if uid < 0:
+            self._warn("%s cannot be looked up: the unit's user is not known on this host" % what)
+            return
         words = _words(client, uid)
         if not words:
             self._warn('%s cannot be looked up: no "%s" in a folder that only root may write' % (what, client.manager))
