@@ -107,15 +107,23 @@ def foreign(table: Table, owned: Owned, any_user: bool = False) -> set[ProcessRe
     """Owned processes that may yet be somebody else's: not firm, and of a stranger user or in another place.
 
     The place is the unit or the container. An operator's shell inside the service's namespace is in a session's scope.
+    Nothing follows from who is left alone: a child of theirs that nothing else speaks for is left alone too.
     """
     found = set()
-    for process in map(table.by_ref, owned.processes):
-        if process is None or process.ref in owned.firm or process.ref in owned.spared:
-            continue
+    weak = [process for process in map(table.by_ref, owned.processes) if process is not None]
+    weak = [process for process in weak if process.ref not in owned.firm and process.ref not in owned.spared]
+    for process in weak:
         place = attribute(process)
         elsewhere = place != (None, None) and place not in owned.places
         if elsewhere or (process.uid not in owned.users and not any_user):
             found.add(process.ref)
+    before = -1
+    while before != len(found):
+        before = len(found)
+        for process in weak:
+            parent = table.get(process.ppid)
+            if owned.processes[process.ref] == ["descendant"] and parent is not None and parent.ref in found:
+                found.add(process.ref)
     return found
 
 

@@ -671,3 +671,13 @@ def test_a_session_that_was_empty_is_somebody_elses_when_its_number_is_in_use_ag
     stranger = process(100, start=900)
     third = _ownership.of_unit(Table([*BASE, worker, stranger]), unit(), previous=second)
     assert pids(_ownership.of_unit(Table([*BASE, worker, later]), unit(), previous=third)) == [101]
+
+
+def test_nothing_follows_from_a_stranger_who_is_left_alone() -> None:
+    front = process(100, uid=7, cgroup=HERE)
+    stranger, child = process(101, pgrp=100, session=50), process(102, 101, uid=7)
+    grandchild, member = process(103, 102, uid=7), process(104, 101, uid=7, session=100, pgrp=104)
+    table = Table([*BASE, front, stranger, child, grandchild, member])
+    owned = _ownership.of_unit(table, unit())
+    assert sorted(ref.pid for ref in _ownership.foreign(table, owned)) == [101, 102, 103]
+    assert _ownership.foreign(table, owned, any_user=True) == set()
