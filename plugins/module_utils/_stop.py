@@ -122,7 +122,7 @@ class Stopper:
         state, own = self.state, self.survey.own
         if state is not None and own is not None:
             return 'this task itself runs below the process %d "%s" of the unit "%s"' % (own.pid, own.name, state.name)
-        if state is not None and not state.at_rest and state.raw.get("CanStop") == "no":
+        if state is not None and not state.at_rest and state.refuses_stop:
             return 'systemd stops the unit "%s" for nobody but units that depend on it (RefuseManualStop=)' % state.name
         if state is not None and not state.at_rest and state.kill_mode in ("control-group", "mixed"):
             for member in self.survey.members.values():
@@ -149,7 +149,8 @@ class Stopper:
                 return _stop_answer.forecast(self)
             self._stop()
         except ServingError as error:
-            found = _stop_answer.result(self, error.result.get("verdict", "survivors"), error.message)
+            verdict = "survivors" if self.survey.looks else "error"
+            found = _stop_answer.result(self, error.result.get("verdict", verdict), error.message)
             error.result = dict(found, **error.result)
             raise
         finally:
@@ -205,16 +206,20 @@ class Stopper:
     def _request_stop(self, join: bool = False) -> None:
         """Ask systemd for the stop, unless one that somebody else asked for is under way and may be joined."""
         assert self.unit is not None and self.state is not None
-        self.changed = True
-        now = self._clock.monotonic()
-        for member in self.survey.ours():
-            if self.survey.falls_to_systemd(member) and "systemd" not in member.signals:
-                member.signalled_at = now
-                member.signals.append("systemd")
+        now, falls = self._clock.monotonic(), [m for m in self.survey.ours() if self.survey.falls_to_systemd(m)]
         self._life = self.state.invocation_id
         under_way = join and self.state.active_state == "deactivating" and self.state.job
         if not (under_way and _systemd.job_type(self.unit, self._patience) == "stop"):
-            _systemd.request_stop(self.unit, self._patience)
+            try:
+                _systemd.request_stop(self.unit, self._patience)
+            except _systemd.NoAnswer:
+                self.changed = True  # it may have heard
+                raise
+        self.changed = True
+        for member in falls:
+            if "systemd" not in member.signals:
+                member.signalled_at = now
+                member.signals.append("systemd")
 
     def _thaw(self) -> None:
         """Nobody acts on a signal while frozen; systemd would wait for it in vain, or refuse to stop the unit."""

@@ -78,13 +78,13 @@ def forecast(stop: Stopper) -> dict[str, Any]:
         if member.standing != "ours":
             member.outcome = member.standing
     if not busy and not ours:
-        stop.reset = failed
-        return judge(stop)
+        stop.reset = bool(failed)
+        return judge(stop, check_mode=True)
     names = ", ".join('%d "%s"' % (m.process.pid, m.process.name) for m in ours[:MOST_LISTED])
     return result(stop, "stopped", "%s would be stopped: %s" % (stop.what, names or "it owns no process"))
 
 
-def judge(stop: Stopper) -> dict[str, Any]:
+def judge(stop: Stopper, check_mode: bool = False) -> dict[str, Any]:
     """The answer after a stop, from what its last look showed."""
     unkillable, survivors = [], []
     for member in stop.survey.members.values():
@@ -109,7 +109,7 @@ def judge(stop: Stopper) -> dict[str, Any]:
     ended = sum(1 for m in stop.survey.members.values() if m.outcome in ("ended", "gone"))
     if ended or (stop.changed and not stop.reset):
         return result(stop, "stopped", "%s is stopped: %s" % (stop.what, _ended(ended)))
-    return result(stop, "absent", "there was nothing to stop: %s" % _nothing(stop))
+    return result(stop, "absent", "there was nothing to stop: %s" % _nothing(stop, check_mode))
 
 
 def _ended(number: int) -> str:
@@ -118,13 +118,13 @@ def _ended(number: int) -> str:
     return "1 process ended, none is left" if number == 1 else "%d processes ended, none is left" % number
 
 
-def _nothing(stop: Stopper) -> str:
+def _nothing(stop: Stopper, check_mode: bool) -> str:
     state = stop.state
     if state is not None and not state.found:
         return "%s does not exist on this host, and no process carries its mark" % stop.what
     text = "%s owns no process" % stop.what
     if stop.reset:
-        return text + ", its failed state was reset"
+        return text + ", its failed state %s reset" % ("would be" if check_mode else "was")
     if state is not None and state.active_state == "failed":
         return text + ', it is failed (%s): "reset_failed" forgets that' % (state.result or "unknown")
     return text
@@ -180,11 +180,14 @@ def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:
 
 def _suspect(stop: Stopper, process: _processes.Process) -> dict[str, Any]:
     unit = _ownership.attribute(process)[0]
+    why = "it bears a name of the same engine and has lost its parent, but nothing ties it to %s" % stop.what
+    if stop.state is not None and stop.state.name in process.cgroup.split("/"):
+        why = "it is in a unit of this name that %s runs, not the system's: stop it there" % (unit or "another one")
     return {
         "pid": process.pid,
         "create_time": round(process.create_time, 2),
         "name": process.name,
         "user": process.user,
         "unit": unit,
-        "why": 'it bears a name of the same engine and has lost its parent, but nothing ties it to %s' % stop.what,
+        "why": why,
     }

@@ -92,6 +92,7 @@ class Survey:
         self.own: Process | None = None  # what the caller itself depends on, in the unit
         self.group = Group("")  # the unit's, as it was when it had one
         self.cost = 0.0  # processor time of the dearest of the late looks
+        self.looks = 0
         self.newcomers = 0  # how many the last look found that none before it had
         self._scan = scan
         self._protected = protected
@@ -125,6 +126,10 @@ class Survey:
         self.state, self._owned = state, owned
         self.own = _ownership.own_part(table, state) if state is not None else None
         self._take(table, owned)
+        if state is not None and not state.found:
+            # The manager of a user may run a unit of that name, which is another one.
+            self.suspects.update({p.ref: p for p in table if state.name in p.cgroup.split("/") and not p.gone})
+        self.looks += 1
         self.cost = max(processor_time() - before, self.cost * 0.8)
 
     def _snapshot(self) -> Table:

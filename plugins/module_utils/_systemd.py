@@ -113,6 +113,11 @@ class UnitState:
         return "auto-restart" in self.sub_state
 
     @property
+    def refuses_stop(self) -> bool:
+        """Whether systemd stops it only together with what needs it (RefuseManualStop=)."""
+        return self.raw.get("CanStop") == "no"
+
+    @property
     def awake(self) -> bool:
         """Whether it runs, or is on its way there or from one life to the next."""
         return self.active_state in ("active", "activating", "reloading", "refreshing")

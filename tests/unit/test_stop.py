@@ -96,7 +96,8 @@ def test_a_systemd_that_does_not_answer_cannot_make_it_outlast_its_limit(
     with pytest.raises(_systemd.NoAnswer) as caught:
         host.stopper(timeout=timeout, reset_failed=True, grace=1, kill_grace=1).run()
     assert host.now - 1000.0 <= timeout + _stop.LAST_ANSWER
-    assert caught.value.result["verdict"] == "survivors"
+    assert caught.value.result["verdict"] == ("error" if call == "show" else "survivors")
+    assert caught.value.result["changed"] is (call != "show")  # what was asked for may have been heard
 
 
 def test_the_first_look_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,18 +186,19 @@ def test_a_failed_state_is_reset_on_request_only(monkeypatch: pytest.MonkeyPatch
     assert (result["verdict"], result["changed"], host.state.active_state) == ("absent", True, "inactive")
     assert "its failed state was reset" in result["msg"]
     assert host.stopper(reset_failed=True).run()["changed"] is False
+    host.state.active_state = "failed"
+    result = host.stopper(reset_failed=True).run(check_mode=True)
+    assert (result["verdict"], result["changed"], host.state.active_state) == ("absent", True, "failed")
+    assert "its failed state would be reset" in result["msg"]
 
 
 def test_an_error_in_the_middle_carries_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    host = Host(monkeypatch, process(10), active_state="active", main_pid=10)
-
-    def broken() -> None:
-        raise ServingError("the bus is gone")
-
-    host.on_stop = broken
+    host = Host(monkeypatch, process(10), active_state="failed")
+    host.deaf = {10}
+    host.after(1, lambda: host.mute.add("show"))
     with pytest.raises(ServingError) as caught:
         host.stopper().run()
-    assert caught.value.message == "the bus is gone"
+    assert caught.value.message == "no answer to show"
     assert caught.value.result["changed"] is True
     assert [p["pid"] for p in caught.value.result["processes"]] == [10]
 
@@ -576,6 +578,44 @@ def test_check_mode_asks_no_manager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The answer
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_a_unit_that_may_not_be_stopped_by_hand(monkeypatch: pytest.MonkeyPatch, check_mode: bool) -> None:
+    host = Host(monkeypatch, process(10), active_state="active", main_pid=10, raw={"CanStop": "no"})
+    result = host.stopper().run(check_mode)
+    assert (result["verdict"], result["changed"], host.stops, host.sent) == ("refused", False, 0, [])
+    assert "for nobody but units that depend on it (RefuseManualStop=)" in result["msg"]
+    host.state.active_state, host.state.main_pid = "failed", 0
+    assert host.stopper().run()["verdict"] == "stopped"
+
+
+def test_a_request_that_fails_has_changed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="active", main_pid=10)
+
+    def refused() -> None:
+        raise ServingError("access denied")
+
+    host.on_stop = refused
+    with pytest.raises(ServingError) as caught:
+        host.stopper().run()
+    assert caught.value.result["changed"] is False
+    assert caught.value.result["processes"][0]["signals"] == []
+
+
+def test_a_unit_of_that_name_under_a_users_manager_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = process(50, cgroup="/user.slice/user-1.slice/user@1.service/app.slice/qwen.service")
+    host = Host(monkeypatch, theirs, load_state="not-found")
+    result = host.stopper().run()
+    assert (result["verdict"], host.sent) == ("absent", [])
+    (suspect,) = result["suspects"]
+    assert (suspect["pid"], suspect["unit"]) == (50, "user@1.service")
+    assert "in a unit of this name that user@1.service runs" in suspect["why"]
+
+
+def test_a_unit_without_a_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, active_state="active", sub_state="exited")
+    assert host.stopper().run()["msg"] == 'the unit "qwen.service" is stopped: it owned no process'
 
 
 def test_a_failed_unit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
