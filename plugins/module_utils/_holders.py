@@ -136,13 +136,17 @@ class Holders:
         self._last = self._clock.monotonic()
         self.warnings.extend(reading.warnings)
         self._check(reading)
+        late = {one.device.label: one.device for one in found if one.holder.pid not in listed | suspects}
         found = [one for one in found if one.holder.pid in listed | suspects]
         for one in found:
             if one.process is not None and one.process.name in self._protected:
                 self._spared[one.process.ref] = "protected"
         found = [one for one in found if one.process is None or one.process.ref not in self._spared]
         refused = self._refusals(table, found)
-        refused += ["%s: %s" % (d.label, d.detail) for d in reading.devices if _unexplained(d) and not refused]
+        if not refused:
+            refused = ["%s: %s" % (d.label, d.detail) for d in reading.devices if _unexplained(d)]
+            again = "%s: %s; it may be on its way back to the driver: try again in a while"
+            refused += [again % (label, device.detail) for label, device in late.items()]
         if refused:
             raise Refused("nothing was signalled: %s" % "; ".join(refused))
         self._refs = list(dict.fromkeys(one.process.ref for one in found if one.process is not None))

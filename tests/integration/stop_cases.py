@@ -350,7 +350,7 @@ def test_the_hard_limit_keeps_time_for_the_kill(forest: Forest) -> None:
 def test_a_pattern_finds_names_and_command_lines_of_one_user_only(
     forest: Forest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_selection, "_service_of", lambda _process: None)  # these tests may run in a service themselves
+    monkeypatch.setattr(_selection, "service_of", lambda _process: None)  # these tests may run in a service themselves
     forest.grow(
         {"id": "front", "name": "sglang::sched-7", "uid": 1},
         {"id": "decoy", "name": "sglang::sched-7", "all_deaf": True},

@@ -17,7 +17,7 @@ import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _gpu, _holders, _stopping
+from ansible_collections.gpuops.serving.plugins.module_utils import _gpu, _holders, _ownership, _stopping
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
 from ansible_collections.gpuops.serving.plugins.module_utils._selection import Refused
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options
@@ -38,6 +38,8 @@ def fixture_confined() -> None:
 
 @pytest.fixture(name="lab")
 def fixture_lab(tmp_path, tmp_path_factory, monkeypatch) -> t.Iterator[Lab]:
+    # These tests may run in a service or a container themselves.
+    monkeypatch.setattr(_ownership, "attribute", lambda _process: (None, None))
     for lab in made(tmp_path, driver_library(tmp_path_factory), monkeypatch):
         lab.scenario(devices=2)
         yield lab
@@ -214,33 +216,42 @@ def test_a_device_that_cannot_be_read_refuses_all_of_it(
     assert forest.untouched("ours")
 
 
-def test_a_holder_that_is_started_again_is_ended_again_and_its_starter_is_named(lab: Lab, forest: Forest) -> None:
-    forest.grow(engine(lab, "engine", on_term=engine(lab, "again", double=True)))
+def before_the_first_signal(forest: Forest, what: t.Callable[[], None]) -> None:
+    """Something happens in the middle of the stop."""
+    real, waiting = forest.send, [what]
+
+    def send(ref: t.Any, number: int) -> str:
+        while waiting:
+            waiting.pop()()
+        return real(ref, number)
+
+    forest.send = send  # type: ignore[method-assign]
+
+
+def test_a_holder_that_is_started_again_is_ended_again(lab: Lab, forest: Forest) -> None:
+    forest.grow(engine(lab, "engine"))
+    before_the_first_signal(forest, lambda: forest.grow(engine(lab, "again")))
     result = stop(lab, forest)
     assert result["verdict"] == "stopped", result
-    assert outcomes(result)["again"] == (["gpu_holder"], "ended")
+    assert outcomes(result) == {name: (["gpu_holder"], "ended") for name in ("engine", "again")}
     assert not forest.alive("again")
 
 
 def test_a_new_holder_of_somebody_else_is_left_and_said(lab: Lab, forest: Forest) -> None:
-    theirs = engine(lab, "theirs", double=True, all_deaf=True, uid=DAEMON, session=True)
-    forest.grow(engine(lab, "engine", on_term=theirs, slow=0.3))
+    forest.grow(engine(lab, "engine"))
+    before_the_first_signal(forest, lambda: forest.grow(engine(lab, "theirs", all_deaf=True, uid=DAEMON)))
     result = stop(lab, forest)
     assert result["verdict"] == "survivors", result
     assert [process["name"] for process in result["survivors"]] == ["theirs"]
     assert outcomes(result)["theirs"] == (["gpu_holder"], "foreign")
+    assert any("a new holder is left alone" in text for text in result["warnings"])
     assert forest.untouched("theirs")
 
 
 def test_a_driver_that_falls_silent_is_no_end(lab: Lab, forest: Forest) -> None:
     forest.grow(engine(lab, "engine", slow=0.5))
-    real = forest.send
-
-    def send(ref: t.Any, number: int) -> str:
-        lab.scenario(devices=2, device__0__error__nvmlDeviceGetMemoryInfo=15)
-        return real(ref, number)
-
-    forest.send = send  # type: ignore[method-assign]
+    lost = {"device__0__error__nvmlDeviceGetMemoryInfo": 15}
+    before_the_first_signal(forest, lambda: lab.scenario(devices=2, **lost))
     with pytest.raises(ServingError, match=r"it is not known who holds the devices now: .*GPU 0") as failed:
         stop(lab, forest)
     assert failed.value.result["verdict"] == "error"

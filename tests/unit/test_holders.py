@@ -131,6 +131,18 @@ def test_holders_and_what_they_own_but_not_their_parents() -> None:
     assert len(machine.selection.warnings) == 1
 
 
+def test_a_parent_that_is_ended_too_is_not_warned_of() -> None:
+    machine = Machine(in_session(10), in_session(11, 10), in_session(12, 11))
+    machine.scan(shows(device(machine.holds(10), machine.holds(12))))
+    assert machine.selection.warnings == []
+
+
+def test_a_dead_one_is_waited_for_until_its_parent_collects_it() -> None:
+    machine = Machine(in_session(10), in_session(11, 10, state="Z"))
+    with pytest.raises(_selection.Refused, match="or dead and stuck in the driver"):
+        machine.scan(shows(device(machine.holds(11))))
+
+
 def test_a_child_of_process_1_has_no_parent_that_counts() -> None:
     machine = Machine(process(1, 0, cgroup="/init.scope"), in_session(11))
     machine.scan(shows(device(machine.holds(11))))
@@ -221,6 +233,13 @@ def test_a_monitor_of_a_device_that_is_just_being_given_back_is_no_holder() -> N
     monitor = machine.holds(12, "node")
     assert machine.scan(shows(in_use(monitor)), shows(in_use(monitor)), shows(clear(monitor))) == {}
     assert machine.read == 3
+
+
+def test_memory_that_may_be_on_its_way_back_is_no_proof_and_no_end() -> None:
+    machine = Machine(in_session(12))
+    monitor = machine.holds(12, "node")
+    with pytest.raises(_selection.Refused, match="GPU 0: its sentence; it may be on its way back to the driver"):
+        machine.scan(shows(device(machine.holds(4711), monitor)), shows(in_use(monitor)))
 
 
 def test_one_that_is_listed_on_one_device_and_has_the_node_of_another() -> None:

@@ -22,7 +22,6 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
-from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import Table
 from host import process
 
@@ -244,6 +243,9 @@ def test_the_ssh_server_and_its_connections_are_refused(monkeypatch: pytest.Monk
             _selection.by_pid(10, None, None)
         with pytest.raises(_selection.Refused, match='the pattern "ssh" is too wide: the process 10'):
             _selection.by_pattern("ssh", "root")(table, None, None)
+        # One that comes during the stop is left alone.
+        scan = _selection.by_pattern("ssh", "root")
+        assert scan(table, None, scan(Table([]), None, None)).processes == {}
     table = Table([process(10, name="sshd-like", cgroup=place)])
     monkeypatch.setattr(Table, "snapshot", lambda: table)
     assert _selection.by_pid(10, None, None) is not None
@@ -376,20 +378,27 @@ def test_the_titles_are_those_of_the_engine_or_of_the_service_that_names_the_uni
 
 def test_a_unit_brings_its_containers_and_they_are_kept() -> None:
     """The tracker is shown what is owned without them, and what is in them is owned from then on."""
-    name = "ab" * 32
-    inside = process(20, cgroup="/system.slice/docker-%s.scope" % name)
-    table = Table([process(10, cgroup="/system.slice/qwen.service"), inside])
+    first, second = "ab" * 32, "cd" * 32
+    table = Table(
+        [
+            process(10, cgroup="/system.slice/qwen.service"),
+            *(process(20 + n, cgroup="/system.slice/docker-%s.scope" % name) for n, name in enumerate((first, second))),
+        ]
+    )
     state = _selection.UnitState("qwen.service", control_group="/system.slice/qwen.service")
     asked: t.List[t.List[int]] = []
+    told = [[first], [first], [second], [second], []]
 
     class Tracker:
         def containers(self, _table: t.Any, _state: t.Any, owned: t.Any) -> t.Dict[str, t.Any]:
             asked.append(sorted(ref.pid for ref in owned.processes))
-            return {} if len(asked) > 2 else {name: Container("docker", name, "engine")}
+            return {name: Container("docker", name, "qwen") for name in told.pop(0)}
 
     scan = _selection.by_unit(None, None, Tracker())  # type: ignore[arg-type]
-    first = scan(table, state, None)
-    assert {ref.pid: ways for ref, ways in first.processes.items()} == {10: ["cgroup"], 20: ["container"]}
+    owned = scan(table, state, None)
+    assert {ref.pid: ways for ref, ways in owned.processes.items()} == {10: ["cgroup"], 20: ["container"]}
     assert asked == [[10], [10, 20]]
-    assert sorted(ref.pid for ref in scan(table, state, first).processes) == [10, 20]
-    assert asked[2] == [10, 20]
+    for _look in range(2):
+        owned = scan(table, state, owned)
+        assert sorted(ref.pid for ref in owned.processes) == [10, 20, 21]
+        assert set(owned.containers) == {first, second}
