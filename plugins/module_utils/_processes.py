@@ -404,7 +404,11 @@ def _command_line(ref: ProcessRef) -> str:
     try:
         if _parse_stat(_read_at("stat", directory)).start != ref.start:
             return ""
-        return " ".join(escape(part) for part in _read_at("cmdline", directory).rstrip(b"\0").split(b"\0"))
+        raw = _read_at("cmdline", directory)
+        for thread in [] if raw else os.listdir("/proc/%d/task" % ref.pid):
+            with contextlib.suppress(OSError):  # a main thread that has ended has none any more, the others still have
+                raw = raw or _read_at("task/%s/cmdline" % thread, directory)
+        return " ".join(escape(part) for part in raw.rstrip(b"\0").split(b"\0"))
     finally:
         os.close(directory)
 
