@@ -11,6 +11,7 @@ evidence                              firm           spreads to
 ====================================  =============  ==================================================================
 pid, main_pid, control_pid            yes            children, the session and group that it leads, its mount namespace
 cgroup, container, mark, gpu_holder   yes            the same
+mark in a login session               no             children
 descendant                            as its parent  the same if firm, else children
 session, process_group                no             children
 the same of a unit's dead main        yes            children, the session and group that it leads, its mount namespace
@@ -34,7 +35,7 @@ from typing import Iterable, Mapping, Pattern
 
 from . import _titles
 from ._errors import UsageError
-from ._places import Container, attribute, containers_of, machine_of
+from ._places import Container, attribute, containers_of, in_login, machine_of
 from ._processes import TICKS, Process, ProcessRef, Table, own_line
 from ._service import mark_group
 from ._systemd import UnitState
@@ -175,29 +176,39 @@ def _earlier_main(table: Table, state: UnitState) -> int:
     return 0
 
 
-def _strange_namespaces(table: Table) -> dict[ProcessRef, int]:
-    """The mount namespaces of processes, where neither the host nor the caller is in them; no entry is no evidence."""
-    common = (_mount_namespace(1), _mount_namespace("self"))
-    if 0 in common:
-        return {}  # without knowing what everybody shares, nothing follows from sharing
-    found = {p.ref: _mount_namespace(p.pid) for p in table if not p.kernel_thread}
-    return {ref: number for ref, number in found.items() if number != 0 and number not in common}
+class _Namespaces:
+    """The mount namespaces of processes, where neither the host nor the caller is in them; 0 is no evidence."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._common = (0, _mount_namespace(1), _mount_namespace("self")) if wanted else (0,)
+        # Without knowing what everybody shares, nothing follows from sharing.
+        self._wanted = wanted and 0 not in self._common[1:]
+        self._known: dict[ProcessRef, int] = {}
+
+    def of(self, process: Process) -> int:
+        if not self._wanted or process.kernel_thread:
+            return 0
+        if process.ref not in self._known:
+            number = _mount_namespace(process.pid)
+            self._known[process.ref] = 0 if number in self._common else number
+        return self._known[process.ref]
 
 
 def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, own: set[int]) -> None:
     """Add whatever belongs to what is owned already, until nothing is added."""
-    namespaces = _strange_namespaces(table) if mount_ns else {}
+    namespaces = _Namespaces(mount_ns)
     candidates = [p for p in table if p.pid not in own]
     if mark_gid is not None:
         for process in candidates:
             if mark_gid in process.gids:
-                owned.add(process, "mark", True)
+                # Who logs in with the mark is a member of that group: nobody's worker, unless the unit itself is there.
+                owned.add(process, "mark", not in_login(process))
     grown = True
     while grown:
         grown = False
         # A namespace that outlived all firmly owned processes is still known by those found through it.
         known = owned.firm.union(ref for ref, ways in owned.processes.items() if "mount_namespace" in ways)
-        mounts = {namespaces[ref] for ref in known if ref in namespaces}
+        mounts = {namespaces.of(process) for process in map(table.by_ref, known) if process is not None} - {0}
         for process in candidates:
             parent = table.get(process.ppid)
             if parent is not None and owned.spreads(parent.ref):
@@ -206,7 +217,7 @@ def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, ow
                 grown |= owned.add(process, "session", False)
             if process.pgrp != process.pid and _leads(table, owned, process.pgrp):
                 grown |= owned.add(process, "process_group", False)
-            if process.ref in namespaces and namespaces[process.ref] in mounts:
+            if mounts and namespaces.of(process) in mounts:
                 grown |= owned.add(process, "mount_namespace", False)
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ._processes import Process
 
-__all__ = ["Container", "attribute", "containers_of", "machine_of"]
+__all__ = ["Container", "attribute", "containers_of", "in_login", "machine_of"]
 
 # Parts of a cgroup's path that mean a container. The manager's name may stand before the id: docker-ID.scope,
 # libpod-ID, PARENT:cri-containerd:ID. The monitor beside a container bears the id too, and is not in it.
@@ -22,6 +22,7 @@ MACHINE_SCOPE = re.compile(r"machine-(?!qemu\\x2d)(.+)\.scope\Z")  # virtual mac
 NSPAWN_SERVICE = re.compile(r"systemd-nspawn@(.+)\.service\Z")
 PAYLOAD_SCOPE = re.compile(r"(.+)\.scope\Z")  # of a machine that is not registered
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}\Z")
+LOGIN_SESSION = re.compile(r"session-[^/]+\.scope\Z")
 UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
 
 
@@ -47,6 +48,11 @@ def attribute(process: Process) -> tuple[str | None, str | None]:
             unit = _printable(name) if name.endswith(UNIT_SUFFIXES) else None
             outer = False
     return unit, container
+
+
+def in_login(process: Process) -> bool:
+    """Whether somebody logged in to start it."""
+    return LOGIN_SESSION.match(attribute(process)[0] or "") is not None
 
 
 def containers_of(process: Process) -> list[str]:

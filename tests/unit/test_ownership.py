@@ -276,6 +276,36 @@ def test_who_shares_the_session_scope_of_a_server_started_by_hand_is_none() -> N
     assert _ownership.foreign(table, owned) == set()
 
 
+def test_who_logs_in_with_the_mark_is_left_alone() -> None:
+    scope = "/user.slice/user-5.slice/session-7.scope"
+    table = Table(
+        [
+            *BASE,
+            process(100, cgroup=HERE, gids=(900,), uid=5),
+            process(101, gids=(900,), uid=5, cgroup="/system.slice/run-r1.scope"),
+            process(110, 60, gids=(900,), uid=5, cgroup=scope),
+            process(111, 110, gids=(900,), uid=5, cgroup=scope),
+        ]
+    )
+    owned = _ownership.of_unit(table, unit(), mark_gid=900)
+    assert (ways(owned, 101), ways(owned, 110)) == (["mark"], ["mark"])
+    assert {ref.pid for ref in owned.firm} == {100, 101}
+    assert {ref.pid for ref in _ownership.foreign(table, owned, any_user=True)} == {110, 111}
+
+
+def test_namespaces_of_all_are_asked_for_only_where_one_of_the_service_is_strange(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: t.List[t.Union[int, str]] = []
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: asked.append(pid) or (5 if pid == 104 else 4026))
+    others = [process(200 + n) for n in range(20)]
+    _ownership.of_unit(Table([*BASE, process(100, cgroup=HERE), process(101, 100), *others]), unit())
+    assert sorted(map(str, asked)) == ["1", "100", "101", "self"]
+    asked.clear()
+    _ownership.of_unit(Table([*BASE, process(104, cgroup=HERE), *others]), unit())
+    assert {200, 219, 104} <= set(asked)
+
+
 A, B = "a1" * 32, "b2" * 32
 # Titles
 
@@ -642,7 +672,7 @@ def test_marks() -> None:
 
 def test_every_evidence_is_in_the_table_and_in_the_documentation() -> None:
     source = inspect.getsource(_ownership)
-    words = set(re.findall(r'"(\w+)", (?:True|False|parent)', source)) | {
+    words = set(re.findall(r'"(\w+)", (?:True|False|parent|not)', source)) | {
         "main_pid",
         "control_pid",
         "pid",
