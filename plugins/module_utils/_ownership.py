@@ -11,7 +11,6 @@ evidence                              firm           spreads to
 ====================================  =============  ==================================================================
 pid, main_pid, control_pid            yes            children, the session and group that it leads, its mount namespace
 cgroup, container, mark, gpu_holder   yes            the same
-mark in a login session               no             children
 descendant                            as its parent  the same if firm, else children
 session, process_group                no             children
 the same of a unit's dead main        yes            children, the session and group that it leads, its mount namespace
@@ -19,6 +18,7 @@ mount_namespace                       no             children, its mount namespa
 title                                 no             children
 ====================================  =============  ==================================================================
 
+A mark in a login session is not firm and spreads to children alone: who logs in with it is a member of that group.
 So one weak link never leads to another kind of weak link: behind a session, a process group or a namespace there is
 always a firmly owned process, living or dead. A mount namespace that the host or the caller is in speaks for nothing.
 What is not firm and in another unit, login session or container than all that is firm is foreign: named and left alone.
