@@ -27,6 +27,7 @@ PLAY = [
         "hosts": "gpu_hosts",
         "gather_facts": False,
         "tasks": [
+            {"name": "Do this first", "ansible.builtin.shell": "{{ first }}", "check_mode": False},
             {
                 "name": "Stop one after the other",
                 "gpuops.serving.process_tree_stop": "{{ item }}",
@@ -94,22 +95,31 @@ class FourHosts:
         loop = "for i in $(seq %d); do if %s; then exit 0; fi; sleep 0.1; done; echo 'never: '%s; exit 7"
         self.everywhere(loop % (seconds * 10, script, shlex.quote(script)))
 
-    def stop(self, *calls: t.Dict[str, t.Any], check: bool = False) -> t.Dict[str, t.List[Result]]:
-        """Call process_tree_stop once for each of these options, on all hosts; what each answered, by host."""
+    def stop(
+        self,
+        *calls: t.Dict[str, t.Any],
+        check: bool = False,
+        hosts: t.Sequence[str] = tuple(HOSTS),
+        first: str = "true",
+    ) -> t.Dict[str, t.List[Result]]:
+        """Call process_tree_stop once for each of these options; what each host answered.
+
+        ``first`` is a shell command that each host runs right before.
+        """
         folder = self.folder / "answers"
         folder.mkdir(exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
         play = self.folder / "stop.yml"
         play.write_text(json.dumps(PLAY), encoding="utf-8")
-        values = {"calls": list(calls), "folder": str(folder)}
+        values = {"calls": list(calls), "folder": str(folder), "first": first}
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(self.folder / "inventory.yml")]
-        argv += [str(play), "-e", json.dumps(values)] + (["--check"] if check else [])
+        argv += [str(play), "-e", json.dumps(values), "--limit", ",".join(hosts)] + (["--check"] if check else [])
         environment = dict(os.environ, ANSIBLE_CONFIG=str(common.REPO / "tests" / "ansible.cfg"))
         environment.setdefault("ANSIBLE_HOME", str(common.REPO / ".cache" / "ansible"))
         done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
         found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
-        assert set(found) == set(HOSTS), done.stdout + done.stderr
+        assert set(found) == set(hosts), done.stdout + done.stderr
         return found
 
     def stop_one(self, check: bool = False, **options: t.Any) -> t.Dict[str, Result]:
