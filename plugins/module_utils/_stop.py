@@ -150,6 +150,7 @@ class Stopper:
             self._stop()
         except ServingError as error:
             verdict = "survivors" if self.survey.looks else "error"
+            _stop_answer.settle(self)
             found = _stop_answer.result(self, error.result.get("verdict", verdict), error.message)
             error.result = dict(found, **error.result)
             raise

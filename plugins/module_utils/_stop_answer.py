@@ -14,9 +14,16 @@ from ._survey import Member
 if TYPE_CHECKING:
     from ._stop import Stopper
 
-__all__ = ["forecast", "judge", "plan", "result"]
+__all__ = ["forecast", "judge", "plan", "result", "settle"]
 
 MOST_LISTED = 1000  # processes in an answer; what forks all the time may have left tens of thousands
+
+REMEDIES = (
+    ("unkillable", "what does not end after SIGKILL waits in a driver or a file system: see wchan and stack"),
+    ("denied", "run as root, or with become"),
+    ("survived", "give it more time: grace, kill_grace, timeout"),
+    ("foreign", "what is not proved to belong to it is never signalled: if it does, stop it by its pid"),
+)
 
 
 def plan(stop: Stopper) -> list[dict[str, Any]]:
@@ -84,25 +91,29 @@ def forecast(stop: Stopper) -> dict[str, Any]:
     return result(stop, "stopped", "%s would be stopped: %s" % (stop.what, names or "it owns no process"))
 
 
-def judge(stop: Stopper, check_mode: bool = False) -> dict[str, Any]:
-    """The answer after a stop, from what its last look showed."""
-    unkillable, survivors = [], []
+def settle(stop: Stopper) -> list[Member]:
+    """Write down what became of everybody, as the last look showed it; who is left against the caller's will."""
+    left = []
     for member in stop.survey.members.values():
         if member.ref not in stop.survey.living:
             continue
-        if member.standing in ("protected", "allowed"):
+        if member.standing != "ours":
             member.outcome = member.standing
-            continue
-        if member.standing == "foreign":
-            member.outcome = "foreign"
         elif member.denied and "KILL" not in member.signals:
             member.outcome = "denied"
         elif "KILL" in member.signals and not stop.restarted:
             member.outcome = "unkillable"
-            unkillable.append(member)
         else:
             member.outcome = "survived"
-        survivors.append(member)
+        if member.outcome not in ("protected", "allowed"):
+            left.append(member)
+    return left
+
+
+def judge(stop: Stopper, check_mode: bool = False) -> dict[str, Any]:
+    """The answer after a stop, from what its last look showed."""
+    survivors = settle(stop)
+    unkillable = any(member.outcome == "unkillable" for member in survivors)
     awake = stop.state is not None and not stop.state.at_rest
     if survivors or awake:
         return result(stop, "unkillable" if unkillable else "survivors", _complaint(stop, survivors, awake))
@@ -143,13 +154,15 @@ def _complaint(stop: Stopper, survivors: list[Member], awake: bool) -> str:
             doing,
         )
     named = ", ".join('%d "%s" (%s)' % (m.process.pid, m.process.name, m.outcome) for m in survivors[:MOST_LISTED])
-    return "%d of %d processes of %s are left%s: %s" % (
+    words = {member.outcome for member in survivors}
+    text = "%d of %d processes of %s are left%s: %s" % (
         len(survivors),
         len(stop.survey.members),
         stop.what,
         ", and the unit is not at rest" if awake else "",
         named,
     )
+    return "; ".join([text, *(remedy for word, remedy in REMEDIES if word in words)])
 
 
 def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:

@@ -200,7 +200,8 @@ def test_an_error_in_the_middle_carries_what_was_found(monkeypatch: pytest.Monke
         host.stopper().run()
     assert caught.value.message == "no answer to show"
     assert caught.value.result["changed"] is True
-    assert [p["pid"] for p in caught.value.result["processes"]] == [10]
+    assert [(p["pid"], p["outcome"]) for p in caught.value.result["processes"]] == [(10, "survived")]
+    assert [p["pid"] for p in caught.value.result["survivors"]] == [10]
 
 
 def test_the_lease_is_kept_while_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,6 +221,7 @@ def test_a_denied_signal_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result["verdict"] == "survivors"
     assert result["changed"] is False
     assert result["processes"][0]["outcome"] == "denied"
+    assert result["msg"].endswith('are left: 10 "p10" (denied); run as root, or with become')
 
 
 @pytest.mark.parametrize("check_mode", [True, False])
