@@ -91,6 +91,31 @@ def test_leftovers_of_a_unit_that_has_no_control_group_any_more() -> None:
     assert pids(_ownership.of_unit(table, unit(control_group=""))) == [100]
 
 
+@pytest.mark.parametrize(
+    ("group", "ours"),
+    [
+        (HERE, True),
+        (HERE + "/payload", True),
+        (HERE + "/sub/deeper/init.scope", True),
+        # What a manager inside a delegated group calls its parts is its own affair.
+        (HERE + "/app.slice/other.service", True),
+        (HERE + "/system.slice/docker-%s.scope" % ("a1" * 32), True),
+        ("/moved.slice/qwen.service/payload", True),  # to another slice, since systemd was asked
+        ("/_qwen.service", True),  # systemd puts a _ before a name that the kernel uses too
+        ("/__qwen.service", False),
+        (HERE + "-worker", False),
+        (HERE[:-1], False),
+        ("/system.slice/other.service/qwen.service", False),
+        ("/system.slice/x.slice", False),
+        ("/user.slice/user-5.slice/user@5.service/app.slice/qwen.service", False),
+        ("/docker/%s/system.slice/qwen.service" % ("a1" * 32), False),
+        ("/../qwen.service", False),
+    ],
+)
+def test_nested_and_delegated_groups(group: str, ours: bool) -> None:
+    assert pids(_ownership.of_unit(Table([*BASE, process(100, cgroup=group)]), unit())) == ([100] if ours else [])
+
+
 @pytest.mark.parametrize("group", ["", "/"])
 def test_the_root_control_group_is_never_an_ownership_set(group: str) -> None:
     assert pids(_ownership.of_unit(Table(BASE), unit(control_group=group))) == []
