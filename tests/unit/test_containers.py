@@ -438,6 +438,13 @@ def test_a_main_process_whose_containers_are_not_known(world: World, line: str) 
     assert "none is stopped" in world.tracker.warnings[0]
 
 
+def test_a_script_that_becomes_such_a_client(world: World) -> None:
+    world.exec_start = [["/opt/start.sh"]]
+    world.lines[100] = "docker exec engine x", {}
+    assert world.look() == []
+    assert "none is stopped" in world.tracker.warnings[0]
+
+
 def test_a_container_without_a_name(world: World) -> None:
     world.start("docker run --rm img")
     world.lines[100] = "docker run --rm img", {}
@@ -476,6 +483,24 @@ def test_a_container_that_does_not_run_is_nobody_s_business(world: World) -> Non
     absent.start("docker start -a engine")
     assert absent.look() == []
     assert absent.tracker.warnings == world.tracker.warnings == []
+
+
+def test_a_policy_does_not_start_what_was_stopped(world: World) -> None:
+    world.start("docker start -a engine")
+    world.contain(state={"Running": False, "Pid": 0}, policy="always")
+    assert (world.look(), world.tracker.warnings) == ([], [])
+
+
+def test_a_client_inside_a_container_says_nothing_of_this_host(world: World) -> None:
+    """It speaks to a daemon of its own, or is a name that somebody in there has made up."""
+    world.exec_start = [["/opt/start.sh"]]
+    inner = process(600, "docker", cgroup=INSIDE)
+    world.lines = {600: ("docker start -a victim", {})}
+    world.contain("victim", id=B)
+    owned = Owned()
+    owned.add(inner, "container", True)
+    assert world.tracker.containers(Table([ENGINE, inner]), world.state, owned) == {}
+    assert world.inspected == []
 
 
 def test_a_container_between_two_lives_is_owned(world: World) -> None:
@@ -715,6 +740,19 @@ def test_a_machine_in_the_unit_s_own_group_needs_no_look(world: World) -> None:
     assert world.tracker.warnings == []
 
 
+def test_a_machine_takes_root(world: World) -> None:
+    world.raw["User"] = "4321"
+    world.start("systemd-nspawn -D / /engine")
+    world.rows = [process(500, cgroup="/machine.slice/machine-web.scope/payload")]
+    world.exec_start[0][1:3] = ["-M", "web"]
+    world.raw["ExecMainStartTimestampMonotonic"] = "%d" % ((time.monotonic() - 99.5) * 1e6)
+    assert world.look() == []
+    world.raw["User"], again = "", World()
+    again.exec_start, again.rows, again.raw = world.exec_start, world.rows, world.raw
+    again.state.raw = world.raw
+    assert again.look() == ["web"]
+
+
 def test_a_machine_without_a_name(world: World) -> None:
     world.start("systemd-nspawn --new x -D /srv/web /engine")
     world.rows = []
@@ -744,6 +782,13 @@ def test_moments(text: str, seconds: float) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[{}]", "null", "[1]", '[{"Id": "%s"}]' % A])
 def test_answers_without_sense(text: str) -> None:
     assert _inspected.parse(text) is None
+
+
+def test_an_answer_of_two_containers_is_none(world: World) -> None:
+    world.contain()
+    row = world.containers["engine"]
+    assert _inspected.parse(json.dumps([row])) is not None
+    assert _inspected.parse(json.dumps([row, row])) is None
 
 
 # Real children

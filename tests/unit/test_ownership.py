@@ -408,6 +408,7 @@ def test_an_orphan_of_the_manager_of_its_user_is_one_too() -> None:
         orphan(cgroup="/lxc.payload.web/x"),
         orphan(state="Z"),
         orphan(kernel_thread=True),
+        orphan(kernel_thread=True, cgroup=SCOPE),
         orphan(gids=(5, 888)),  # with the mark of another service, by its definition
     ],
 )
@@ -520,6 +521,12 @@ def test_of_a_dead_service_the_user_is_the_unit_s() -> None:
     assert pids(_ownership.of_unit(Table([*BASE, orphan(uid=0)]), absent, titles=TITLES)) == []
     # While anything lives, its users count and not the unit's.
     assert pids(titled(FRONT, orphan(uid=6), raw={"User": "6"})) == [100]
+
+
+def test_the_caller_is_not_taken_for_its_title(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ownership, "own_line", lambda _table: {1, 101})
+    owned = titled(FRONT, orphan(), orphan(102, cgroup=SCOPE))
+    assert (pids(owned), owned.suspects) == ([100], [ProcessRef(102, 100)])
 
 
 def test_what_a_title_told_stays_owned() -> None:
