@@ -22,6 +22,7 @@ BUILD = HERE.parents[1] / "build" / "bench"
 PARTS = {
     "reading": "one look at the GPUs of a host, beside many unrelated processes",
     "inventory": "the check of all hosts of an inventory",
+    "stopping": "a stop beside many unrelated processes: how soon it answers, what it uses while it waits",
 }
 
 
