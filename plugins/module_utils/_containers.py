@@ -211,7 +211,7 @@ class Tracker:
             self._warn("%s is left alone: %s" % (what, why))
             return
         stop = (*words, "stop", "-t", "{seconds}", facts.id)
-        self._found[facts.id] = Container(client.manager, facts.id, facts.name or name, stop)
+        self._found[facts.id] = Container(client.manager, facts.id, facts.name or name, stop, facts.restarts)
 
     def _claimed(self, facts: Facts, name: str, others: list[Process]) -> str:
         """Whether another unit runs a client of the same container."""

@@ -34,6 +34,7 @@ class Container(NamedTuple):
     name: str
     # What asks the manager to stop it; one word may be {seconds}. Empty: its processes are signalled themselves.
     stop: tuple[str, ...] = ()
+    restarts: bool = False  # whether its manager may start it again by itself, also while nothing of it runs
 
 
 def attribute(process: Process) -> tuple[str | None, str | None]:

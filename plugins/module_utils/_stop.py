@@ -10,9 +10,10 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from . import _containers, _limits, _processes, _stop_answer, _systemd
+from . import _limits, _processes, _stop_answer, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError
+from ._managers import Managers
 from ._processes import ProcessRef
 from ._survey import Member, Scan, Survey
 from ._systemd import UnitState
@@ -65,6 +66,7 @@ class Stopper:
         self.options = options
         self.unit = unit
         self.survey = Survey(scan, unit, options.protected, options.allow_foreign_users, clock)
+        self.managers = Managers(self.survey, clock)
         self.changed = False
         self.reset = False
         self.restarted = False
@@ -74,7 +76,6 @@ class Stopper:
         self._send = send
         self._alive = alive
         self._life: str | None = None  # of the unit, by its invocation id, that is being stopped
-        self._requests: dict[str, _containers.Request] = {}
         self._deadline = Deadline(SLACK if options.timeout is None else options.timeout, clock)
         self._began = clock.monotonic()
 
@@ -155,8 +156,7 @@ class Stopper:
             error.result = dict(found, **error.result)
             raise
         finally:
-            for request in self._requests.values():
-                request.end()
+            self.managers.end()
         return _stop_answer.judge(self)
 
     def _stop(self) -> None:
@@ -167,10 +167,10 @@ class Stopper:
             self._stop_tops()
         if self.restarted:
             return
-        if not self._quiet() and not self.restarted:
-            self._ask_containers(self.rest_grace)
+        if (self.managers.waiting() or not self._quiet()) and not self.restarted:
+            self._ask_managers(self.rest_grace)
             self._signal_all(self.options.signal)
-            self._wait(self.rest_grace, newcomers=self.options.signal)
+            self._wait(self.rest_grace, newcomers=self.options.signal, also=self.managers.answered)
         for attempt in range(3):  # something may fork at the very end
             if self.restarted or self._quiet() or (attempt and self._deadline.expired):
                 break
@@ -232,28 +232,15 @@ class Stopper:
 
     def _stop_tops(self) -> None:
         """Whoever has no owned parent is asked first, and has time to wind up its workers."""
-        self._ask_containers(self.grace)
+        self._ask_managers(self.grace)
         for member in self.survey.ours():
-            if member.top and not self._left_to_manager(member):
+            if member.top and not self.managers.at_work_on(member):
                 self._signal(member, self.options.signal)
         waiting = self._before_kill(self.grace, keep=self.rest_grace)
         self._wait(waiting, lambda: not any(m.top for m in self.survey.ours()))
 
-    def _ask_containers(self, seconds: float) -> None:
-        """A container is stopped by its manager, which would start it again otherwise."""
-        for name, container in self.survey.containers.items():
-            inside = [m for m in self.survey.ours() if m.container == name]
-            if not inside or not container.stop or name in self._requests:
-                continue
-            self._requests[name] = _containers.Request(container, self._before_kill(seconds))
-            self.changed = True
-            for member in inside:
-                member.signals.append(container.manager)
-                member.signalled_at = self._clock.monotonic()
-
-    def _left_to_manager(self, member: Member) -> bool:
-        request = self._requests.get(member.container or "")
-        return request is not None and not request.done
+    def _ask_managers(self, seconds: float) -> None:
+        self.changed |= self.managers.ask(self._before_kill(seconds))
 
     def _kill(self, also: Callable[[], bool] = lambda: True) -> None:
         self._signal_all("KILL")
@@ -338,7 +325,7 @@ class Stopper:
 
     def _signal_all(self, name: str) -> None:
         for member in self.survey.ours():
-            if name not in member.signals and (name == "KILL" or not self._left_to_manager(member)):
+            if name not in member.signals and (name == "KILL" or not self.managers.at_work_on(member)):
                 self._signal(member, name)
 
     def _signal(self, member: Member, name: str) -> None:

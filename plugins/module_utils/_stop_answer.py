@@ -55,7 +55,7 @@ def plan(stop: Stopper) -> list[dict[str, Any]]:
         first = stop.options.order == "parent_first" and any(not member.top for member in left)
     for name, container in stop.survey.containers.items():
         asked = [member for member in left if member.container == name and container.stop]
-        if asked:
+        if asked or container.restarts:
             left = step("container_stop", None, container.name, stop.grace if first else stop.rest_grace, asked)
     if first:
         tops = [member for member in left if member.top]
@@ -72,8 +72,9 @@ def forecast(stop: Stopper) -> dict[str, Any]:
     """The answer of check mode."""
     busy = stop.state is not None and not stop.state.at_rest
     ours = stop.survey.ours()
+    restarts = any(container.restarts for container in stop.survey.containers.values())
     failed = stop.options.reset_failed and stop.state is not None and stop.state.active_state == "failed"
-    stop.changed = bool(busy or ours or failed)
+    stop.changed = bool(busy or ours or failed or restarts)
     managers = {container.name: container.manager for container in stop.survey.containers.values()}
     for step in reversed(stop.plan[:-1]):
         pids = {process["pid"] for process in step["processes"]}
@@ -84,7 +85,7 @@ def forecast(stop: Stopper) -> dict[str, Any]:
     for member in stop.survey.members.values():
         if member.standing != "ours":
             member.outcome = member.standing
-    if not busy and not ours:
+    if not busy and not ours and not restarts:
         stop.reset = bool(failed)
         return judge(stop, check_mode=True)
     names = ", ".join('%d "%s"' % (m.process.pid, m.process.name) for m in ours[:MOST_LISTED])
@@ -115,7 +116,7 @@ def judge(stop: Stopper, check_mode: bool = False) -> dict[str, Any]:
     survivors = settle(stop)
     unkillable = any(member.outcome == "unkillable" for member in survivors)
     awake = stop.state is not None and not stop.state.at_rest
-    if survivors or awake:
+    if survivors or awake or stop.managers.doubt():
         return result(stop, "unkillable" if unkillable else "survivors", _complaint(stop, survivors, awake))
     ended = sum(1 for m in stop.survey.members.values() if m.outcome in ("ended", "gone"))
     if ended or (stop.changed and not stop.reset):
@@ -145,6 +146,8 @@ def _complaint(stop: Stopper, survivors: list[Member], awake: bool) -> str:
     if stop.restarted:
         return "%s was started again by somebody else while it was being stopped" % stop.what
     state = stop.state
+    if not survivors and not awake:
+        return "%s is stopped, but %s" % (stop.what, stop.managers.doubt())
     if not survivors and state is not None:
         doing = ", with a job of systemd's waiting" if state.job else ""
         return "%s did not come to rest: systemd says it is %s (%s)%s" % (

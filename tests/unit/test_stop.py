@@ -572,6 +572,28 @@ def test_what_its_manager_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch,
     assert Asked.made[0].ended
 
 
+@pytest.mark.parametrize("failed", ["", "Error: No such container: qwen", "permission denied"])
+def test_a_container_between_two_lives_is_kept_from_the_next(monkeypatch: pytest.MonkeyPatch, failed: str) -> None:
+    host = Host(monkeypatch, active_state="failed")
+    Asked.made = []
+    monkeypatch.setattr(_containers, "Request", Asked)
+    box = BOX._replace(restarts=True)
+
+    def scan(table: Table, state: t.Any, previous: t.Any) -> _ownership.Owned:
+        return _ownership.of_unit(table, state, containers={BOX.id: box}, previous=previous)
+
+    plan = host.stopper(scan, grace=4).run(check_mode=True)
+    assert (plan["verdict"], plan["changed"], Asked.made) == ("stopped", True, [])
+    assert plan["plan"][0]["action"] == "container_stop"
+    host.after(1, lambda: (setattr(Asked.made[0], "done", True), setattr(Asked.made[0], "failed", failed)))
+    result = host.stopper(scan, grace=4).run()
+    assert len(Asked.made) == 1
+    assert host.now >= 1001  # it waits for the manager's answer
+    assert (result["verdict"], result["changed"]) == ("survivors" if "denied" in failed else "stopped", True)
+    if "denied" in failed:
+        assert result["msg"].endswith('the docker container "qwen" may start again: its stop failed: permission denied')
+
+
 def test_check_mode_asks_no_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     host, stopper = boxed(monkeypatch, active_state="inactive")
     result = stopper.run(check_mode=True)
