@@ -40,7 +40,24 @@ from ._processes import TICKS, Process, ProcessRef, Table, own_line
 from ._service import mark_group
 from ._systemd import UnitState
 
-__all__ = ["Owned", "attribute", "check_mark", "foreign", "group_id", "mark_group", "of_pids", "of_unit", "own_part"]
+__all__ = [
+    "EVIDENCE",
+    "Owned",
+    "attribute",
+    "check_mark",
+    "foreign",
+    "group_id",
+    "mark_group",
+    "of_pids",
+    "of_unit",
+    "own_part",
+]
+
+# In the order in which they convince. The page docs/what-counts-as-owned.md explains each.
+EVIDENCE = (
+    *("pid", "main_pid", "control_pid", "gpu_holder", "cgroup", "container", "mark"),
+    *("descendant", "session", "process_group", "mount_namespace", "title"),
+)
 
 
 @dataclass
