@@ -47,9 +47,7 @@ def test_the_rooms_give_no_other_word() -> None:
 
 def test_the_page_explains_each_of_them_once() -> None:
     table = PAGE.split("## The evidence", 1)[1].split("\n- ", 1)[0]
-    assert sorted(re.findall(r"^\| `([a-z_]+)` \|", table, re.M)) == sorted(
-        ["found_by", *_ownership.EVIDENCE]
-    )
+    assert sorted(re.findall(r"^\| `([a-z_]+)` \|", table, re.M)) == sorted(["found_by", *_ownership.EVIDENCE])
 
 
 def test_the_module_documents_each_of_them() -> None:
