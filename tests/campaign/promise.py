@@ -8,7 +8,8 @@ The promise is the table "Ownership" in docs/architecture.md. Where its words le
 are read here, whatever the library does:
 
 - A dead process that is not collected yet still leads its session: "is or was owned". One that is gone before the first
-  look leads nothing any more, except a unit's main process, whose number systemd knows.
+  look leads nothing any more, except a unit's main process, whose number systemd knows as long as it remembers it:
+  always when the unit failed, and else nobody can tell how long.
 - The users and places that weak evidence must fit are those of processes with firm evidence, not those that other weak
   evidence shows: two strangers do not vouch for each other.
 - Who is only named and left alone is not owned, so nothing follows from him: his children need evidence of their own.

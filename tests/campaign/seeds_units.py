@@ -84,18 +84,21 @@ def unit(seed: int) -> Tree:
             facts = build.facts()
             refused = state == "active" and kill_mode in ("control-group", "mixed")
 
-    def fate() -> Fate:
+    def fate(known: bool) -> Fate:
         roots = {f.id for f in facts.values() if f.marked or f.place == "unit"} | {front["id"]}
         return fate_of(
             facts,
             set() if refused else roots,
-            dead_main=front["id"] if front["id"] in build.dead and not refused else 0,
+            dead_main=front["id"] if known and not refused else 0,
             unit=True,
             allow_foreign_users=options["allow_foreign_users"],
             protected=options.get("protected", ()),
         )
 
-    end = fate()
+    end = fate(front["id"] in build.dead)
+    if tree["state"] == "stopped" and end != fate(False):
+        # systemd forgets the main process of a unit that was stopped and did not fail, some generations sooner.
+        tree["state"] = "front_dead"
     build.behave(end, True, calm=refused)
     for node in build.nodes:  # whoever is dead by then behaves in some way until then
         if node["id"] in build.dead and odds(0.3) and "exec" not in node:

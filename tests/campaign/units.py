@@ -223,7 +223,8 @@ class Stand:
 
     def here(self) -> t.Set[int]:
         """Everybody who works in the folder of this tree: that is inherited, whatever else is left."""
-        found = set()
+        # One whose main thread has ended works nowhere.
+        found = {self.log.pid(n["id"]) for n in self.tree["nodes"] if judge.of(self.log, n["id"]) is not None}
         for pid in judge.living():
             with contextlib.suppress(OSError):
                 if os.readlink("/proc/%d/cwd" % pid) == self.folder:
@@ -246,10 +247,11 @@ class Stand:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(UNITS, name))
-        # An older systemd on legacy control groups does not notice that a scope is empty.
-        places = {"ds"} | {node["moved"] for node in self.tree["nodes"] if "moved" in node}
-        call("systemctl", "stop", *names, *[scope_name(self.tree, place) for place in sorted(places)], check=False)
+        call("systemctl", "stop", *names, check=False)
         until(empty, "the forest is gone")
+        # On legacy control groups nobody tells systemd that a scope is empty.
+        places = {"ds"} | {node["moved"] for node in self.tree["nodes"] if "moved" in node}
+        call("systemctl", "stop", *[scope_name(self.tree, place) for place in sorted(places)], check=False)
         call("systemctl", "reset-failed", *names, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
 
