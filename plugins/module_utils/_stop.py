@@ -25,9 +25,9 @@ UNIT_GRACE = 90.0  # for a unit that sets no limit of its own
 REST_GRACE = 15.0
 SLACK = 5.0  # on top of the waits, for the looks between them and for systemd's answers
 LAST_ANSWER = 1.0  # what systemd has for an answer even when the time is over, since a stop ends with a look
-POLL = 0.02  # between two glances at the processes that are known
+POLL = 0.05  # between two glances at the processes that are known
 FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0  # between two looks for processes that are not
-SHARE = 40.0  # so many times what it costs is waited before the next of either: 2.5 % of a processor
+SOON, SHARE = 10.0, 60.0  # so many times what a look costs is waited before the next: first, and in the long run
 STILL_ROUNDS = 20  # looks in which processes that fork all the time are stopped before they are killed
 
 
@@ -75,6 +75,7 @@ class Stopper:
         self._tick = tick
         self._send = send
         self._alive = alive
+        self._calm = 0  # looks in a row that showed nothing of ours, and the unit at rest
         self._life: str | None = None  # of the unit, by its invocation id, that is being stopped
         self._deadline = Deadline(SLACK if options.timeout is None else options.timeout, clock)
         self._began = clock.monotonic()
@@ -90,6 +91,8 @@ class Stopper:
     def look(self) -> None:
         self._tick()
         self.survey.look(self._patience)
+        busy = self.state is not None and not self.state.at_rest
+        self._calm = 0 if busy or self.survey.ours() else self._calm + 1
 
     # Limits
 
@@ -202,7 +205,7 @@ class Stopper:
             if end.expired:
                 break
             pause = self._doze(end, pause)
-        self._kill(lambda: self.state is not None and self.state.at_rest)
+        self._kill()
 
     def _request_stop(self, join: bool = False) -> None:
         """Ask systemd for the stop, unless one that somebody else asked for is under way and may be joined."""
@@ -242,9 +245,9 @@ class Stopper:
     def _ask_managers(self, seconds: float) -> None:
         self.changed |= self.managers.ask(self._before_kill(seconds))
 
-    def _kill(self, also: Callable[[], bool] = lambda: True) -> None:
+    def _kill(self) -> None:
         self._signal_all("KILL")
-        self._wait(self._deadline.clamp(self.options.kill_grace), newcomers="KILL", also=also, last=True)
+        self._wait(self._deadline.clamp(self.options.kill_grace), newcomers="KILL", last=True)
 
     def _share(self, wanted: float) -> float:
         """What is kept free of a wait for the next one: of a limit that is too short for all, at most a third."""
@@ -258,11 +261,11 @@ class Stopper:
 
     def _quiet(self) -> bool:
         """Whether two looks in a row show nothing of ours."""
-        for _look in range(2):
+        while self._calm < 2:
             self.look()
-            if self.survey.ours() or self._started_again():
+            if self._started_again() or not self._calm:
                 return False
-        return True
+        return not self._started_again()
 
     def _wait(
         self,
@@ -274,13 +277,12 @@ class Stopper:
     ) -> None:
         """Look until it is enough, or two looks in a row show nothing of ours, or the time is over."""
         end = Deadline(seconds if last else self._before_kill(seconds), self._clock)
-        pause, quiet, storm = FIRST_PAUSE, 0, 0
+        pause, storm = FIRST_PAUSE, 0
         while True:
             self.look()
             if self._started_again():
                 return
-            quiet = quiet + 1 if not self.survey.ours() and also() else 0
-            if quiet >= 2 or (quiet == 0 and enough()):
+            if (self._calm >= 2 and also()) or (not self._calm and enough()):
                 return
             storm = storm + 1 if self.survey.newcomers and last else 0
             if storm >= 2:
@@ -291,24 +293,31 @@ class Stopper:
                 self._continue_stopped()
             if end.expired:
                 return
-            if not quiet:
+            if self._calm != 1:
                 pause = self._doze(end, FIRST_PAUSE if self.survey.newcomers else pause)
 
     def _doze(self, end: Deadline, pause: float) -> float:
         """Wait until what is known has ended or another look is due, and say how long to wait the next time."""
         watched = self.survey.ours()
-        dear = min(LAST_PAUSE, SHARE * self.survey.cost)
-        asleep = Deadline(end.clamp(max(pause, dear)), self._clock)
+        pause = max(pause, min(LAST_PAUSE, SOON * self.survey.cost))
+        asleep = Deadline(end.clamp(pause), self._clock)
+        nap = POLL
+        while self.unit is not None and not watched and not self._calm and not asleep.expired:
+            # All are gone: only systemd has not said so yet, and need not be waited for as long as a process.
+            asleep.sleep(nap)
+            nap *= 2
+            if _systemd.show(self.unit, self._patience).at_rest:
+                return pause
         while not asleep.expired:
             before = self._clock.monotonic()
             living = [m for m in watched if self._alive(m.ref)]
             if watched and not living:
                 break
-            if len(living) < len(watched) and asleep.elapsed >= min(pause, max(POLL, dear)):
+            if len(living) < len(watched) and asleep.elapsed >= min(pause, SHARE * self.survey.cost + POLL):
                 break
             asleep.sleep(max(POLL, SHARE * (self._clock.monotonic() - before)))
             self._tick()
-        return min(LAST_PAUSE, 2 * pause)
+        return min(LAST_PAUSE, max(FIRST_PAUSE, SHARE * self.survey.cost), 2 * pause)
 
     def _started_again(self) -> bool:
         """Whether somebody started the unit after it came to rest: those processes are not what was to be stopped."""

@@ -23,7 +23,7 @@ __all__ = ["Member", "Scan", "Survey", "processor_time"]
 Scan = Callable[[Table, "UnitState | None", "Owned | None"], Owned]
 
 SAME_LIFE = 3  # looks in a row during which somebody may start the unit before one is taken as it is
-FULL_EVERY = 10.0  # seconds after which a look reads again what changes rarely
+FULL_EVERY = 30.0  # seconds after which a look reads again what changes rarely
 
 
 def processor_time() -> float:

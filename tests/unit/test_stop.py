@@ -423,6 +423,24 @@ def test_known_processes_are_glanced_at_and_looks_are_few(monkeypatch: pytest.Mo
     assert host.now - 1025.003 < 2 * _stop.POLL
 
 
+def test_systemds_word_that_all_is_over_is_not_waited_for_as_long_as_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="active", main_pid=10)
+    host.on_stop = lambda: host.processes.clear()
+    host.after(0.4, host.rest)
+    monkeypatch.setattr("%s.processor_time" % _survey.__name__, Spent(0.2))
+    assert host.stopper().run()["verdict"] == "stopped"
+    assert 0.4 <= host.now - 1000 <= 0.9
+
+
+def test_two_looks_are_enough_for_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    looks: t.List[t.List[int]] = []
+    shown = host.show
+    monkeypatch.setattr(_systemd, "show", lambda unit, limit: looks.append(list(host.processes)) or shown(unit))
+    assert host.stopper().run()["verdict"] == "stopped"
+    assert [look for look in looks if not look] == [[], []]
+
+
 class Spent:
     """Processor time that grows with each look."""
 
