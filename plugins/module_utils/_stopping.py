@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
-from . import _processes, _selection
+from . import _processes, _selection, _systemd
 from ._errors import ServingError, UsageError
 from ._processes import ProcessRef
 from ._selection import Selection
@@ -20,6 +21,7 @@ __all__ = ["FILL", "SELECTORS", "carry_out", "stop"]
 
 FILL = {"unit": "unit", "engine": "engine"}  # options that the definition of a service fills, and its keys
 SELECTORS = ("unit", "pid", "pidfile", "pattern", "gpus")
+MOST_TRIGGERS, TRIGGER_ANSWER = 4, 1.0  # how many are asked about, and the seconds that systemd has for each
 NAME_BYTES = 15  # the kernel keeps no more of a name
 
 
@@ -66,10 +68,24 @@ def carry_out(
     finally:
         for text in selection.warnings:  # a look may have added to them
             warn(text)
+    for text in _triggers(result):
+        warn(text)
     doubt = selection.doubt()
     if doubt and result["verdict"] in ("absent", "stopped"):
         raise ServingError(doubt, **dict(result, verdict="error"))
     return result
+
+
+def _triggers(result: Mapping[str, Any]) -> Iterator[str]:
+    """What may start the unit again although it was stopped."""
+    state = result.get("unit_state")
+    for name in state["triggered_by"][:MOST_TRIGGERS] if state is not None else ():
+        with contextlib.suppress(ServingError):  # the stop has its answer already
+            if _systemd.show(name, TRIGGER_ANSWER).awake:
+                yield 'the unit "%s" may be started again by "%s", which is active: stop that first' % (
+                    state["name"],
+                    name,
+                )
 
 
 def _select(params: Mapping[str, Any]) -> Selection:

@@ -41,7 +41,7 @@ FLOOR = 247
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
-    "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,"
+    "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,TriggeredBy,"
     "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User"
 )
 UNIT_TYPES = (
@@ -134,6 +134,11 @@ class UnitState:
         return sorted(name for name in set(names) if not name.endswith(".target"))
 
     @property
+    def triggered_by(self) -> list[str]:
+        """Sockets, timers and paths that start it."""
+        return sorted(self.raw.get("TriggeredBy", "").split())
+
+    @property
     def changed_since_start(self) -> bool:
         """Whether a file that the unit is made of was written after its main process was started."""
         started = number(self.raw.get("ExecMainStartTimestampMonotonic", ""))
@@ -163,6 +168,7 @@ class UnitState:
             "restart": self.restart,
             "unit_file_state": self.unit_file_state,
             "stops_with": self.stops_with,
+            "triggered_by": self.triggered_by,
             "changed_since_start": self.changed_since_start,
             "need_reload": self.need_reload,
         }

@@ -453,6 +453,10 @@ unit_state:
           it does not start them again.
       type: list
       elements: str
+    triggered_by:
+      description: The sockets, timers and paths that start it. A warning names those that are active.
+      type: list
+      elements: str
     changed_since_start:
       description:
         - Whether its file, a drop-in or its environment file was written after its main process was started, so that a
