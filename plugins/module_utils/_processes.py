@@ -180,6 +180,13 @@ def _read_at(name: str, directory: int | None = None) -> bytes:
         os.close(fd)
 
 
+def _read_cgroup(name: str, directory: int) -> str:
+    try:
+        return _parse_cgroup(_read_at(name, directory))
+    except OSError:
+        return ""
+
+
 def _read_process(proc: str, pid: int, booted: float) -> Process | None:
     # A descriptor of /proc/PID stays with that process: all files read through it belong to one identity.
     try:
@@ -189,10 +196,11 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
     try:
         stat = _parse_stat(_read_at("stat", directory))
         uid, gids = _parse_status(_read_at("status", directory))
-        try:
-            cgroup = _parse_cgroup(_read_at("cgroup", directory))
-        except OSError:
-            cgroup = ""
+        cgroup = _read_cgroup("cgroup", directory)
+        if stat.state == "Z" and stat.threads > 1 and cgroup in ("", "/"):
+            # On legacy control groups a main thread that has ended is in the root, the others are where they were.
+            threads = os.listdir("%s/%d/task" % (proc, pid))
+            cgroup = max(_read_cgroup("task/%s/cgroup" % thread, directory) for thread in threads)
     except (OSError, ValueError, IndexError):
         return None
     finally:
