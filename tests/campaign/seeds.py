@@ -116,16 +116,15 @@ class Builder:
 
     def behave(self, fate: Fate, unit: bool, calm: bool = False) -> None:
         facts = self.facts()
-        members: t.Dict[int, t.Set[bool]] = {}
+        groups: t.Dict[int, t.List[Facts]] = {}
         for fact in facts.values():
             if fact.alive:
-                members.setdefault(fact.group, set()).add(fact.id in fate.gone)
+                groups.setdefault(fact.group, []).append(fact)
         for node in list(self.nodes):
             fact = facts[node["id"]]
             if not fact.alive:
                 continue
-            # The kernel itself signals a group with stopped members that is orphaned: then it must be of one fate.
-            alike = len(members[fact.group]) == 1 and not calm
+            alike = not calm and self.may_stop(node, fact, groups[fact.group], fate)
             if fact.id in fate.gone:
                 self.misbehave(node, fate, facts, unit, alike)
                 continue
@@ -134,8 +133,25 @@ class Builder:
                 node["blocks"] = True
             if self.odds(0.04) and alike and fact.session == fact.id and "exec" not in node and not fragile:
                 node["stopped"] = True
-            elif self.odds(0.02) and "exec" not in node:
+            elif self.odds(0.02) and not {"exec", "moved"} & set(node):  # nobody can move a main thread that has ended
                 node["threads"] = True
+
+    def may_stop(self, node: Node, fact: Facts, group: t.Sequence[Facts], fate: Fate) -> bool:
+        """Whether the kernel leaves alone a group in which this process is stopped, until the stop has begun.
+
+        It signals all of a group with stopped members whose last tie to the rest of its session ends: so nobody above
+        ends before, nobody joined from elsewhere, and during the stop all of it is of one fate.
+        """
+        if self.dead or len({member.id in fate.gone for member in group}) > 1:
+            return False
+        if any("join" in self.node(member.id) for member in group):
+            return False
+        above = node.get("by")
+        while above is not None and fact.session != node["id"]:
+            if self.node(above).get("leave") or self.node(above).get("zombie"):
+                return False
+            above = self.node(above).get("by")
+        return True
 
     def misbehave(self, node: Node, fate: Fate, facts: t.Dict[int, Facts], unit: bool, alike: bool) -> None:
         kind = self.rng.choice(("",) * 9 + ("ignores",) * 4 + ("blocks",) * 2 + ("slow",) * 2 + ("on_term",) * 4)
@@ -151,7 +167,7 @@ class Builder:
                 self.bear(node, 0 if raced else 2, unit and facts[node["id"]].marked)
         elif self.odds(0.08) and alike and "exec" not in node:
             node["stopped"] = True
-        elif self.odds(0.03) and "exec" not in node:
+        elif self.odds(0.03) and not {"exec", "moved"} & set(node):
             node["threads"] = True
 
     def bear(self, node: Node, depth: int, marked: bool) -> None:

@@ -112,7 +112,12 @@ class Stand:
         self.tops = [node for node in tree["nodes"] if node.get("top")]
 
     def grow(self) -> None:
-        call("systemctl", "start", *[self.names[node["top"]] for node in self.tops if node["top"] != "ds"])
+        services = [self.names[node["top"]] for node in self.tops if node["top"] != "ds"]
+        try:
+            call("systemctl", "start", *services)
+        except RuntimeError:  # a busy machine may lack something for a moment
+            time.sleep(1.0)
+            call("systemctl", "start", *services)
         for node in self.tops:
             if node["top"] == "ds":
                 scope = ["systemd-run", "--quiet", "--scope", "--collect", "--unit=" + self.names["ds"]]
