@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from typing import Any, Callable
 
-from . import _limits, _processes, _stop_answer, _systemd
+from . import _processes, _stop_answer, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError
 from ._managers import Managers
 from ._processes import ProcessRef
+from ._stop_options import Options
 from ._survey import Member, Scan, Survey
 from ._systemd import UnitState
 
@@ -31,21 +31,8 @@ SOON, SHARE = 10.0, 60.0  # so many times what a look costs is waited before the
 STILL_ROUNDS = 20  # looks in which processes that fork all the time are stopped before they are killed
 
 
-@dataclass
-class Options:
-    """How to stop."""
-
-    signal: str = "TERM"
-    grace: float | None = None
-    kill_grace: float = 10.0
-    timeout: float | None = None
-    order: str = "parent_first"
-    protected: tuple[str, ...] = ()
-    allow_foreign_users: bool = False
-    reset_failed: bool = False
-
-    def __post_init__(self) -> None:
-        _limits.at_least(0, grace=self.grace, kill_grace=self.kill_grace, timeout=self.timeout)
+def _anybody(_member: Member) -> bool:
+    return True
 
 
 class Stopper:
@@ -91,8 +78,11 @@ class Stopper:
     def look(self) -> None:
         self._tick()
         self.survey.look(self._patience)
-        busy = self.state is not None and not self.state.at_rest
-        self._calm = 0 if busy or self.survey.ours() else self._calm + 1
+        self._calm = self._calm + 1 if self._at_rest and not self.survey.ours() else 0
+
+    @property
+    def _at_rest(self) -> bool:
+        return self.state is None or self.state.at_rest
 
     # Limits
 
@@ -128,13 +118,17 @@ class Stopper:
             return 'this task itself runs below the process %d "%s" of the unit "%s"' % (own.pid, own.name, state.name)
         if state is not None and not state.at_rest and state.refuses_stop:
             return 'systemd stops the unit "%s" for nobody but units that depend on it (RefuseManualStop=)' % state.name
-        if state is not None and not state.at_rest and state.kill_mode in ("control-group", "mixed"):
-            for member in self.survey.members.values():
-                if member.standing == "protected" and "cgroup" in member.found_by:
-                    return 'systemd would end the protected process %d "%s" together with the unit "%s"' % (
-                        member.process.pid,
-                        member.process.name,
-                        state.name,
+        for member in self.survey.members.values():
+            if member.standing in ("protected", "allowed"):
+                who = 'the protected process %d "%s"' % (member.process.pid, member.process.name)
+                if state is not None and not state.at_rest and self.survey.falls_to_systemd(member):
+                    return 'systemd would end %s together with the unit "%s"' % (who, state.name)
+                container = self.survey.containers.get(member.container or "")
+                if container is not None and container.stop:
+                    return '%s would end %s together with the container "%s"' % (
+                        container.manager,
+                        who,
+                        container.name,
                     )
         return ""
 
@@ -189,7 +183,7 @@ class Stopper:
         """systemd stops its unit, so that Restart= does not race; past its time the owned set is killed under it."""
         assert self.unit is not None and self.state is not None
         self._request_stop(join=True)
-        requests, end, pause = 1, Deadline(self._before_kill(self.grace), self._clock), FIRST_PAUSE
+        requests, end, pause = 1, Deadline(self.before_kill(self.grace), self._clock), FIRST_PAUSE
         while True:
             self.look()
             if self.state.at_rest:
@@ -205,7 +199,8 @@ class Stopper:
             if end.expired:
                 break
             pause = self._doze(end, pause)
-        self._kill()
+        # What is not systemd's to end has not been asked yet: it has its turn afterwards.
+        self._kill(self.survey.falls_to_systemd)
 
     def _request_stop(self, join: bool = False) -> None:
         """Ask systemd for the stop, unless one that somebody else asked for is under way and may be joined."""
@@ -239,21 +234,24 @@ class Stopper:
         for member in self.survey.ours():
             if member.top and not self.managers.at_work_on(member):
                 self._signal(member, self.options.signal)
-        waiting = self._before_kill(self.grace, keep=self.rest_grace)
-        self._wait(waiting, lambda: not any(m.top for m in self.survey.ours()))
+        waiting = self.before_kill(self.grace, keep=self.rest_grace)
+        self._wait(waiting, lambda: not any(m.top for m in self.survey.ours()), also=self.managers.answered)
 
     def _ask_managers(self, seconds: float) -> None:
-        self.changed |= self.managers.ask(self._before_kill(seconds))
+        if self.managers.ask(self.before_kill(seconds)):
+            self.changed = True
+            self._calm = 0
 
-    def _kill(self) -> None:
-        self._signal_all("KILL")
-        self._wait(self._deadline.clamp(self.options.kill_grace), newcomers="KILL", last=True)
+    def _kill(self, whom: Callable[[Member], bool] = _anybody) -> None:
+        self._signal_all("KILL", whom)
+        self._wait(self._deadline.clamp(self.options.kill_grace), newcomers="KILL", whom=whom, last=True)
 
     def _share(self, wanted: float) -> float:
         """What is kept free of a wait for the next one: of a limit that is too short for all, at most a third."""
         return wanted if self.options.timeout is None else min(wanted, self.options.timeout / 3.0)
 
-    def _before_kill(self, seconds: float, keep: float = 0.0) -> float:
+    def before_kill(self, seconds: float, keep: float = 0.0) -> float:
+        """How long a wait may be, so that time is left for the next one and for SIGKILL."""
         left = self._deadline.remaining - self._share(self.options.kill_grace) - self._share(keep)
         return max(0.0, min(seconds, left))
 
@@ -272,23 +270,32 @@ class Stopper:
         seconds: float,
         enough: Callable[[], bool] = lambda: False,
         newcomers: str | None = None,
+        whom: Callable[[Member], bool] = _anybody,
         also: Callable[[], bool] = lambda: True,
         last: bool = False,
     ) -> None:
-        """Look until it is enough, or two looks in a row show nothing of ours, or the time is over."""
-        end = Deadline(seconds if last else self._before_kill(seconds), self._clock)
+        """Look until two looks in a row show nothing of ours, or the time is over.
+
+        ``newcomers`` is the signal for whoever of ``whom`` appears meanwhile, ``enough`` ends the wait early although
+        something of ours lives, ``also`` must be true besides; ``last`` is the wait that no time is kept free after.
+        """
+        end = Deadline(seconds if last else self.before_kill(seconds), self._clock)
         pause, storm = FIRST_PAUSE, 0
         while True:
             self.look()
             if self._started_again():
                 return
-            if (self._calm >= 2 and also()) or (not self._calm and enough()):
+            if not also():
+                self._calm = 0  # what was seen before that proves nothing
+            if self._calm >= 2 or (self.survey.ours() and enough()):
+                return
+            if whom is not _anybody and self._at_rest and not any(map(whom, self.survey.ours())):
                 return
             storm = storm + 1 if self.survey.newcomers and last else 0
             if storm >= 2:
                 self._end_storm()
             elif newcomers is not None:
-                self._signal_all(newcomers)
+                self._signal_all(newcomers, whom)
             if not last:
                 self._continue_stopped()
             if end.expired:
@@ -332,8 +339,8 @@ class Stopper:
 
     # Signals
 
-    def _signal_all(self, name: str) -> None:
-        for member in self.survey.ours():
+    def _signal_all(self, name: str, whom: Callable[[Member], bool] = _anybody) -> None:
+        for member in filter(whom, self.survey.ours()):
             if name not in member.signals and (name == "KILL" or not self.managers.at_work_on(member)):
                 self._signal(member, name)
 
@@ -362,18 +369,29 @@ class Stopper:
     def _end_storm(self) -> None:
         """They fork faster than one look after the other can name them: first let nobody run any more."""
         group, inside = self.survey.group, self.survey.in_group()
-        if inside and all(m.standing == "ours" for m in inside) and group.kill():
-            for member in inside:
-                if "KILL" not in member.signals:
-                    member.signals.append("KILL")
-            return
-        with group.frozen(self._clock):
-            for _round in range(STILL_ROUNDS):
-                for member in self.survey.ours():
-                    if "STOP" not in member.signals:
-                        self._signal(member, "STOP")
-                self.look()
-                if self._started_again() or not self.survey.newcomers or self._deadline.expired:
-                    break
-            if not self.restarted:
-                self._signal_all("KILL")
+        if inside and all(m.standing == "ours" for m in inside):
+            # The kernel looks at nobody's identity: the unit's life must still be the one that is being ended.
+            self.survey.state = _systemd.show(str(self.unit), self._patience)
+            if self._started_again():
+                return
+            if group.kill():
+                for member in inside:
+                    if "KILL" not in member.signals:
+                        member.signals.append("KILL")
+                return
+        try:
+            with group.frozen(self._clock):
+                for _round in range(STILL_ROUNDS):
+                    for member in self.survey.ours():
+                        if "STOP" not in member.signals:
+                            self._signal(member, "STOP")
+                    self.look()
+                    if self._started_again() or not self.survey.newcomers or self._deadline.expired:
+                        break
+                if not self.restarted:
+                    self._signal_all("KILL")
+        finally:
+            # Whatever broke this off: those that were stopped for it must not stay so for ever.
+            for member in self.survey.members.values():
+                if "STOP" in member.signals and "KILL" not in member.signals and member.ref in self.survey.living:
+                    self._signal(member, "KILL")

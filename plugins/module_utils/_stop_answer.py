@@ -31,7 +31,14 @@ def plan(stop: Stopper) -> list[dict[str, Any]]:
     steps: list[dict[str, Any]] = []
     left = stop.survey.ours()
 
-    def step(action: str, word: str | None, target: str | None, wait: float, members: list[Member]) -> list[Member]:
+    def step(
+        action: str,
+        word: str | None,
+        target: str | None,
+        wait: float,
+        members: list[Member],
+        manager: str | None = None,
+    ) -> list[Member]:
         """Add a step, and say who is left for the next."""
         refs = {member.ref for member in members}
         steps.append(
@@ -40,6 +47,7 @@ def plan(stop: Stopper) -> list[dict[str, Any]]:
                 "action": action,
                 "signal": word,
                 "target": target,
+                "manager": manager,
                 "wait": round(wait, 1),
                 "processes": [member.brief() for member in members[:MOST_LISTED]],
             }
@@ -49,22 +57,25 @@ def plan(stop: Stopper) -> list[dict[str, Any]]:
     state = stop.state
     if state is not None and not state.at_rest:
         asked = [member for member in left if stop.survey.falls_to_systemd(member)]
-        left = step("systemd_stop", None, state.name, stop.grace, asked)
+        left = step("systemd_stop", None, state.name, stop.before_kill(stop.grace), asked, "systemd")
         first = False
     else:
         first = stop.options.order == "parent_first" and any(not member.top for member in left)
+    top_wait, rest_wait = stop.before_kill(stop.grace, keep=stop.rest_grace), stop.before_kill(stop.rest_grace)
     for name, container in stop.survey.containers.items():
         asked = [member for member in left if member.container == name and container.stop]
         if asked or container.restarts:
-            left = step("container_stop", None, container.name, stop.grace if first else stop.rest_grace, asked)
+            wait = stop.before_kill(stop.grace) if first else rest_wait
+            left = step("container_stop", None, container.name, wait, asked, container.manager)
     if first:
         tops = [member for member in left if member.top]
         if tops:
-            left = step("signal", stop.options.signal, None, stop.grace, tops)
+            left = step("signal", stop.options.signal, None, top_wait, tops)
     if left:
-        step("signal", stop.options.signal, None, stop.rest_grace, left)
+        step("signal", stop.options.signal, None, rest_wait, left)
     if steps:
-        step("signal", "KILL", None, stop.options.kill_grace, stop.survey.ours())
+        wait = stop.options.kill_grace if stop.options.timeout is None else stop.options.timeout
+        step("signal", "KILL", None, min(stop.options.kill_grace, wait), stop.survey.ours())
     return steps
 
 
@@ -75,13 +86,11 @@ def forecast(stop: Stopper) -> dict[str, Any]:
     restarts = any(container.restarts for container in stop.survey.containers.values())
     failed = stop.options.reset_failed and stop.state is not None and stop.state.active_state == "failed"
     stop.changed = bool(busy or ours or failed or restarts)
-    managers = {container.name: container.manager for container in stop.survey.containers.values()}
     for step in reversed(stop.plan[:-1]):
         pids = {process["pid"] for process in step["processes"]}
-        word = {"systemd_stop": "systemd", "container_stop": managers.get(step["target"], "")}.get(step["action"])
         for member in ours:
             if member.process.pid in pids:
-                member.signals = [word or step["signal"]]
+                member.signals = [step["manager"] or step["signal"]]
     for member in stop.survey.members.values():
         if member.standing != "ours":
             member.outcome = member.standing
@@ -89,7 +98,14 @@ def forecast(stop: Stopper) -> dict[str, Any]:
         stop.reset = bool(failed)
         return judge(stop, check_mode=True)
     names = ", ".join('%d "%s"' % (m.process.pid, m.process.name) for m in ours[:MOST_LISTED])
-    return result(stop, "stopped", "%s would be stopped: %s" % (stop.what, names or "it owns no process"))
+    text = "%s would be stopped: %s" % (stop.what, names or "it owns no process")
+    left = [m for m in stop.survey.members.values() if m.outcome == "foreign" and m.ref in stop.survey.living]
+    if left:
+        names = ", ".join('%d "%s" (foreign)' % (m.process.pid, m.process.name) for m in left[:MOST_LISTED])
+        return result(
+            stop, "survivors", "%s; but %d would be left: %s; %s" % (text, len(left), names, dict(REMEDIES)["foreign"])
+        )
+    return result(stop, "stopped", text)
 
 
 def settle(stop: Stopper) -> list[Member]:
@@ -133,7 +149,7 @@ def _ended(number: int) -> str:
 def _nothing(stop: Stopper, check_mode: bool) -> str:
     state = stop.state
     if state is not None and not state.found:
-        return "%s does not exist on this host, and no process carries its mark" % stop.what
+        return "%s does not exist on this host, and owns no process" % stop.what
     text = "%s owns no process" % stop.what
     if stop.reset:
         return text + ", its failed state %s reset" % ("would be" if check_mode else "was")
@@ -144,7 +160,10 @@ def _nothing(stop: Stopper, check_mode: bool) -> str:
 
 def _complaint(stop: Stopper, survivors: list[Member], awake: bool) -> str:
     if stop.restarted:
-        return "%s was started again by somebody else while it was being stopped" % stop.what
+        return (
+            "%s was started again by somebody else while it was being stopped: see systemctl list-jobs, "
+            "its timers and sockets, then stop it again" % stop.what
+        )
     state = stop.state
     if not survivors and not awake:
         return "%s is stopped, but %s" % (stop.what, stop.managers.doubt())

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from . import _ownership, _places, _systemd
-from ._deadline import SYSTEM_CLOCK, Clock
+from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._groups import Group
 from ._ownership import Owned
 from ._processes import Process, ProcessRef, Table
@@ -23,6 +23,7 @@ __all__ = ["Member", "Scan", "Survey", "processor_time"]
 Scan = Callable[[Table, "UnitState | None", "Owned | None"], Owned]
 
 SAME_LIFE = 3  # looks in a row during which somebody may start the unit before one is taken as it is
+LEAST_ANSWER = 0.3  # seconds that systemd has for one answer even when others took all the time
 FULL_EVERY = 30.0  # seconds after which a look reads again what changes rarely
 
 
@@ -108,10 +109,10 @@ class Survey:
         return dict(self._owned.containers) if self._owned is not None else {}
 
     def look(self, limit: float = 10.0) -> None:
-        """Take a fresh look at everything; systemd has ``limit`` seconds to answer."""
-        before = processor_time()
+        """Take a fresh look at everything; systemd has ``limit`` seconds for all its answers."""
+        before, end = processor_time(), Deadline(limit, self._clock)
         for attempt in range(SAME_LIFE):
-            state = _systemd.show(self.unit, limit) if self.unit is not None else None
+            state = _systemd.show(self.unit, max(LEAST_ANSWER, end.remaining)) if self.unit is not None else None
             if state is not None and state.control_group not in ("", "/"):
                 self.group = Group(state.control_group)
             table = self._snapshot()
@@ -119,7 +120,7 @@ class Survey:
             # What runs in a unit at rest is left over, unless somebody started the unit between the two readings.
             if state is None or not state.at_rest or not set(owned.processes) - set(self.members):
                 break
-            again = _systemd.show(state.name, limit)
+            again = _systemd.show(state.name, max(LEAST_ANSWER, end.remaining))
             if (again.at_rest, again.invocation_id) == (True, state.invocation_id) or attempt == SAME_LIFE - 1:
                 state = again
                 break
@@ -182,7 +183,9 @@ class Survey:
         """Whether systemd signals this process when it stops the unit."""
         if self.state is None or "cgroup" not in member.found_by:
             return False
-        return self.state.kill_mode not in ("process", "none") or member.role in ("main", "control")
+        if self.state.kill_mode == "process":
+            return member.role in ("main", "control")
+        return self.state.kill_mode != "none"
 
     def _note_zombie(self, table: Table, process: Process) -> None:
         parent = table.get(process.ppid)

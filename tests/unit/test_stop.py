@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 import typing as t
 
@@ -284,6 +285,67 @@ def test_a_unit_that_holds_process_one_is_refused(monkeypatch: pytest.MonkeyPatc
     assert (host.stops, host.sent) == (0, [])
 
 
+def test_what_is_not_systemds_to_end_has_its_turn_after_a_unit_that_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    escaped = process(20, cgroup="/system.slice/run-r1.scope", gids=(900,))
+    host = Host(monkeypatch, process(10), escaped, active_state="active", main_pid=10)
+    host.on_stop = lambda: None
+    send = host.send
+
+    def end(ref: ProcessRef, number: int) -> str:
+        answer = send(ref, number)
+        if 10 not in host.processes:
+            host.rest()
+        return answer
+
+    host.send = end  # type: ignore[method-assign]
+    result = host.stopper(_selection.by_unit(900), grace=3, kill_grace=2).run()
+    assert result["verdict"] == "stopped"
+    assert [(pid, name) for _when, pid, name in host.sent] == [(10, "SIGKILL"), (20, "SIGTERM")]
+    assert [(step["action"], step["signal"], [p["pid"] for p in step["processes"]]) for step in result["plan"]] == [
+        ("systemd_stop", None, [10]),
+        ("signal", "TERM", [20]),
+        ("signal", "KILL", [10, 20]),
+    ]
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
+@pytest.mark.parametrize(
+    ("kill_mode", "main", "refused"),
+    [
+        ("control-group", 10, True),
+        ("control-group", 11, True),
+        ("mixed", 11, True),
+        ("process", 10, True),
+        ("process", 11, False),
+        ("none", 10, False),
+    ],
+)
+def test_a_protected_process_that_systemd_would_end_is_a_refusal(
+    monkeypatch: pytest.MonkeyPatch, kill_mode: str, main: int, refused: bool, check_mode: bool
+) -> None:
+    keep = process(10, name="keep")
+    host = Host(monkeypatch, keep, process(11), active_state="active", main_pid=main, kill_mode=kill_mode)
+    host.on_stop = lambda: setattr(host.state, "active_state", "inactive")
+    result = host.stopper(protected=("keep",)).run(check_mode)
+    assert (result["verdict"] == "refused", 10 in host.processes) == (refused, True)
+    if refused:
+        assert (host.stops, host.sent, result["changed"]) == (0, [], False)
+        assert 'systemd would end the protected process 10 "keep"' in result["msg"]
+
+
+def test_check_mode_tells_who_would_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    stranger = process(20, cgroup="/system.slice/other.service", session=10, uid=7)
+    facts: t.Dict[str, t.Any] = {"active_state": "inactive"}
+    host = Host(monkeypatch, process(10), stranger, **facts)
+    plan = host.stopper().run(check_mode=True)
+    real = host.stopper(grace=0.1, kill_grace=0.1).run()
+    assert (plan["verdict"], real["verdict"]) == ("survivors", "survivors")
+    assert [p["pid"] for p in plan["survivors"]] == [p["pid"] for p in real["survivors"]] == [20]
+    assert '10 "p10"; but 1 would be left: 20 "p20" (foreign)' in plan["msg"]
+
+
 # What others do meanwhile
 
 
@@ -369,7 +431,7 @@ def test_a_frozen_unit_is_thawed_first(monkeypatch: pytest.MonkeyPatch, frozen: 
     monkeypatch.setattr(_groups.Group, "paused", property(lambda _group: frozen))
     by_hand: t.List[int] = []
     monkeypatch.setattr(_groups.Group, "thaw", lambda _group: by_hand.append(host.stops))
-    host.on_stop = lambda: (host.rest() if host.thawed or not frozen else pytest.fail("still frozen"))
+    host.on_stop = lambda: host.rest() if host.thawed or not frozen else pytest.fail("still frozen")
     assert host.stopper().run()["verdict"] == "stopped"
     assert (host.thawed, by_hand) == (frozen, [0] if frozen else [])
 
@@ -452,50 +514,70 @@ class Spent:
         return self.sum
 
 
-def storm(monkeypatch: pytest.MonkeyPatch, host: Host) -> t.List[int]:
-    """A process that has a new child at each look, unless it is stopped or dead."""
+def storm(host: Host) -> t.List[int]:
+    """Whoever is killed has had another child just before, unless it was stopped."""
     born: t.List[int] = []
-    real = host.show
+    send = host.send
 
-    def show(unit: str, limit: float = 10.0) -> t.Any:
-        if 10 in host.processes and host.processes[10].state != "T":
+    def fork_first(ref: ProcessRef, number: int) -> str:
+        if number == 9 and ref.pid in host.processes and host.processes[ref.pid].state != "T":
             born.append(100 + len(born))
-            host.processes[born[-1]] = process(born[-1], 10)
-        return real(unit)
+            host.processes[born[-1]] = process(born[-1])
+        return send(ref, number)
 
-    monkeypatch.setattr(_systemd, "show", show)
+    host.deaf = {10}
+    host.send = fork_first  # type: ignore[method-assign]
     return born
 
 
 def test_a_fork_storm_is_stopped_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), active_state="inactive")
-    host.deaf = {10}
-    born = storm(monkeypatch, host)
-    killed: t.List[float] = []
-    send = host.send
-
-    def immune(ref: ProcessRef, number: int) -> str:
-        """The first SIGKILLs come too late: only what does not run any more can be killed."""
-        if number == 9 and host.processes.get(ref.pid) and host.processes[ref.pid].state != "T":
-            killed.append(host.now)
-            return "sent"
-        return send(ref, number)
-
-    host.send = immune  # type: ignore[method-assign]
+    born = storm(host)
     result = host.stopper(grace=1).run()
-    assert born and killed
-    assert (
-        result["verdict"] == "unkillable"
-    )  # those that got their SIGKILL before they were stopped are not asked twice
-    assert host.processes[10].state == "T"
-    assert host.now - 1000 <= 1 + 1 + 10 + 5
+    assert (result["verdict"], host.processes) == ("stopped", {})
+    last = born[-1]
+    assert [name for _when, pid, name in host.sent if pid == last] == ["SIGSTOP", "SIGKILL"]
+    assert host.now - 1000 <= 3
+
+
+@pytest.mark.parametrize("broken_by", ["start", "error"])
+def test_who_was_stopped_for_a_storm_does_not_stay_so(monkeypatch: pytest.MonkeyPatch, broken_by: str) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive", invocation_id="a")
+    storm(host)
+    shown = _systemd.show
+
+    def show(unit: str, timeout: float = 10.0) -> t.Any:
+        if any(p.state == "T" for p in host.processes.values()):
+            if broken_by == "error":
+                raise ServingError("the bus is gone")
+            host.state.active_state, host.state.invocation_id = "active", "b"
+        return shown(unit)
+
+    monkeypatch.setattr(_systemd, "show", show)
+    with contextlib.suppress(ServingError):
+        assert host.stopper(grace=0.5).run()["verdict"] == "survivors"
+    assert "SIGSTOP" in [name for _when, _pid, name in host.sent]
+    assert host.processes == {}
+
+
+def test_the_kernel_kills_no_new_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive", control_group=GROUP, invocation_id="a")
+    storm(host)
+    monkeypatch.setattr(_groups.Group, "kill", lambda _group: pytest.fail("a new life was killed"))
+    end_storm = Stopper._end_storm
+
+    def begin(stopper: Stopper) -> None:
+        host.state.active_state, host.state.main_pid, host.state.invocation_id = "active", 30, "b"
+        end_storm(stopper)
+
+    monkeypatch.setattr(Stopper, "_end_storm", begin)
+    result = host.stopper(grace=0.5).run()
+    assert (result["verdict"], "started again" in result["msg"]) == ("survivors", True)
 
 
 def test_the_kernel_ends_a_storm_where_all_in_the_group_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), active_state="inactive", control_group=GROUP)
-    host.deaf = {10}
-    host.immortal = {10}
-    storm(monkeypatch, host)
+    storm(host)
     kills: t.List[float] = []
 
     def kill(_group: t.Any) -> bool:
@@ -511,8 +593,7 @@ def test_the_kernel_ends_a_storm_where_all_in_the_group_are_ours(monkeypatch: py
 def test_the_kernel_is_not_asked_where_somebody_else_is_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     keep = process(11, name="keep")
     host = Host(monkeypatch, process(10), keep, active_state="inactive", kill_mode="process", control_group=GROUP)
-    host.deaf = {10}
-    storm(monkeypatch, host)
+    storm(host)
     monkeypatch.setattr(_groups.Group, "kill", lambda _group: pytest.fail("the whole group was killed"))
     host.stopper(grace=1, protected=("keep",)).run()
     assert 11 in host.processes
@@ -612,6 +693,47 @@ def test_a_container_between_two_lives_is_kept_from_the_next(monkeypatch: pytest
         assert result["msg"].endswith('the docker container "qwen" may start again: its stop failed: permission denied')
 
 
+@pytest.mark.parametrize("check_mode", [True, False])
+def test_a_protected_process_in_a_container_is_a_refusal(monkeypatch: pytest.MonkeyPatch, check_mode: bool) -> None:
+    host, stopper = boxed(monkeypatch, active_state="inactive")
+    host.processes[31].name = "keep"
+    stopper = host.stopper(stopper.survey._scan, protected=("keep",))
+    result = stopper.run(check_mode)
+    assert (result["verdict"], Asked.made, host.sent) == ("refused", [], [])
+    assert 'docker would end the protected process 31 "keep" together with the container "qwen"' in result["msg"]
+
+
+def test_what_was_seen_before_a_managers_answer_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, stopper = boxed(monkeypatch, active_state="inactive")
+    host.deaf = {30, 31}
+    answered: t.List[float] = []
+    looks: t.List[float] = []
+    shown = _systemd.show
+    monkeypatch.setattr(_systemd, "show", lambda unit, limit=10.0: looks.append(host.now) or shown(unit))
+    host.after(1, lambda: [host.processes.pop(pid) for pid in (30, 31)])
+    host.after(2, lambda: (setattr(Asked.made[0], "done", True), answered.append(host.now)))
+    assert stopper.run()["verdict"] == "stopped"
+    assert answered and len([when for when in looks if when >= answered[0]]) >= 2
+
+
+def test_managers_of_two_kinds_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Container("podman", "b" * 64, "qwen", ("podman", "stop", "b" * 64))
+    place = "/machine.slice/libpod-%s.scope" % other.id
+    host = Host(monkeypatch, process(30, cgroup=INSIDE), process(40, cgroup=place), active_state="inactive")
+
+    def scan(table: Table, state: t.Any, previous: t.Any) -> _ownership.Owned:
+        boxes = {BOX.id: BOX, other.id: other}
+        return _ownership.of_unit(table, state, containers=boxes, previous=previous)
+
+    result = host.stopper(scan).run(check_mode=True)
+    assert {p["pid"]: p["signals"] for p in result["processes"]} == {30: ["docker"], 40: ["podman"]}
+    assert [(s["manager"], s["target"]) for s in result["plan"]] == [
+        ("docker", "qwen"),
+        ("podman", "qwen"),
+        (None, None),
+    ]
+
+
 def test_check_mode_asks_no_manager(monkeypatch: pytest.MonkeyPatch) -> None:
     host, stopper = boxed(monkeypatch, active_state="inactive")
     result = stopper.run(check_mode=True)
@@ -679,6 +801,14 @@ def test_an_answer_of_a_storm_has_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (len(result["processes"]), result["unlisted"]) == (1000, 500)
     assert result["processes"][0]["pid"] == 2000
     assert len(result["plan"][0]["processes"]) == 1000
+
+
+def test_the_waits_of_a_plan_fit_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), process(11, 10), active_state="inactive")
+    waits = [step["wait"] for step in host.stopper(timeout=9).run(check_mode=True)["plan"]]
+    assert waits == [3.0, 6.0, 9.0]
+    waits = [step["wait"] for step in host.stopper(grace=7, kill_grace=2).run(check_mode=True)["plan"]]
+    assert waits == [7.0, 7.0, 2.0]
 
 
 def test_suspects_are_named_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
