@@ -309,7 +309,7 @@ class Stopper:
         pause = max(pause, min(LAST_PAUSE, SOON * self.survey.cost))
         asleep = Deadline(end.clamp(pause), self._clock)
         nap = POLL
-        while self.unit is not None and not watched and not self._calm and not asleep.expired:
+        while self.unit is not None and not watched and not self._at_rest and not asleep.expired:
             # All are gone: only systemd has not said so yet, and need not be waited for as long as a process.
             asleep.sleep(nap)
             nap *= 2
