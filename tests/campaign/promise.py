@@ -50,6 +50,7 @@ def facts_of(nodes: t.Sequence[Node], dead: t.Collection[int] = ()) -> t.Dict[in
     """The facts of all nodes; ``dead`` are those that somebody ended and collected before the first look."""
     found: t.Dict[int, Facts] = {}
     births: t.Dict[int, str] = {}  # the units that they were created in
+    titles: t.Dict[int, str] = {}  # those that children inherit: they are created before another program takes over
     by_id = {node["id"]: node for node in nodes}
 
     def lives(node: Node) -> bool:
@@ -88,6 +89,7 @@ def facts_of(nodes: t.Sequence[Node], dead: t.Collection[int] = ()) -> t.Dict[in
         uid = node.get("uid") or (creator.uid if creator else 0)
         if node.get("exec") == "setpriv":
             uid = 1
+        titles[number] = node.get("title", titles.get(node.get("by") or 0, ""))
         births[number] = node.get("place") or births.get(node.get("by") or 0, "")
         found[number] = Facts(
             id=number,
@@ -101,7 +103,7 @@ def facts_of(nodes: t.Sequence[Node], dead: t.Collection[int] = ()) -> t.Dict[in
             mounts=mounts,
             place=node.get("moved") or births[number],
             name=node.get("name", creator.name if creator else ""),
-            title=node.get("title", "sleep" if "exec" in node else creator.title if creator else ""),
+            title=node.get("title", "sleep") if "exec" in node else titles[number],
         )
     return found
 
