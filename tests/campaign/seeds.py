@@ -249,7 +249,12 @@ def plain(seed: int) -> Tree:
             if odds(0.25) and not node.get("join"):
                 build.join(node, first)
                 if "join" in node and "exec" not in node and odds(0.4):  # a child of his that looks like a worker
-                    build.add(node["id"], session=odds(0.7), uid=front.get("uid"), **build.name("service"))
+                    build.add(
+                        node["id"],
+                        session=odds(0.7),
+                        uid=0 if build.uid(node["id"]) else front.get("uid"),
+                        **build.name("service"),
+                    )
     if unit and build.facts()[first].mounts and odds(0.3):
         build.add(None, **build.name("decoy"), enter=first, uid=rng.choice((0, 3)), session=odds(0.5))
     options = build.options()
