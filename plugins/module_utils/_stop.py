@@ -139,6 +139,7 @@ class Stopper:
             self.look()
             if self.options.timeout is None:
                 self._deadline = Deadline(self._total - self._deadline.elapsed, self._clock)
+            _stop_answer.describe(self)
             self.plan = _stop_answer.plan(self)
             refusal = self.refusal()
             if refusal:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from . import _ownership, _processes
@@ -14,16 +15,37 @@ from ._survey import Member
 if TYPE_CHECKING:
     from ._stop import Stopper
 
-__all__ = ["forecast", "judge", "plan", "result", "settle"]
+__all__ = ["beginning", "describe", "forecast", "judge", "plan", "result", "settle"]
 
 MOST_LISTED = 1000  # processes in an answer; what forks all the time may have left tens of thousands
 
+MOST_WORDS, MOST_LETTERS = 4, 100  # of a command line
+LINES = 1.0  # seconds that reading command lines may take
+SECRET = re.compile(r"key|token|secret|passw|auth|credential|bearer|://[^/]*@", re.IGNORECASE)
 REMEDIES = (
     ("unkillable", "what does not end after SIGKILL waits in a driver or a file system: see wchan and stack"),
     ("denied", "run as root, or with become"),
     ("survived", "give it more time: grace, kill_grace, timeout"),
     ("foreign", "what is not proved to belong to it is never signalled: if it does, stop it by its pid"),
 )
+
+
+def describe(stop: Stopper) -> None:
+    """Read how the command line of each begins: names alone, such as python3, do not tell whose processes they are."""
+    members = list(stop.survey.members.values())[:MOST_LISTED]
+    lines = _processes.command_lines((member.ref for member in members), LINES)
+    for member in members:
+        member.command = beginning(lines.get(member.ref, ""))
+
+
+def beginning(line: str) -> str:
+    """The first words of a command line; none of a key, which may stand in one."""
+    words: list[str] = []
+    for word in line.split()[:MOST_WORDS]:
+        if SECRET.search(word):
+            break
+        words.append(word)
+    return " ".join(words)[:MOST_LETTERS]
 
 
 def plan(stop: Stopper) -> list[dict[str, Any]]:
@@ -154,7 +176,7 @@ def _nothing(stop: Stopper, check_mode: bool) -> str:
     if stop.reset:
         return text + ", its failed state %s reset" % ("would be" if check_mode else "was")
     if state is not None and state.active_state == "failed":
-        return text + ', it is failed (%s): "reset_failed" forgets that' % (state.result or "unknown")
+        return text + ", and systemd calls it failed (%s): reset_failed clears that" % (state.result or "unknown")
     return text
 
 
@@ -191,7 +213,9 @@ def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:
     """The answer, whatever it is: the same keys for all."""
     members = list(stop.survey.members.values())
     left = [m for m in members if m.outcome in ("foreign", "denied", "unkillable", "survived")]
-    stacks = _processes.kernel_stacks(m.ref for m in left[:MOST_LISTED])
+    # Where one waits that could end tells nothing.
+    stuck = (m.ref for m in left[:MOST_LISTED] if m.outcome == "unkillable" or m.process.state == "D")
+    stacks = _processes.kernel_stacks(stuck)
     survivors = [
         dict(m.as_result(), wchan=_processes.waiting_in(m.ref), stack=stacks.get(m.ref, [])) for m in left[:MOST_LISTED]
     ]
@@ -217,7 +241,7 @@ def _suspect(stop: Stopper, process: _processes.Process) -> dict[str, Any]:
     unit = _ownership.attribute(process)[0]
     why = "it bears a name of the same engine and has lost its parent, but nothing ties it to %s" % stop.what
     if stop.state is not None and stop.state.name in process.cgroup.split("/"):
-        why = "it is in a unit of this name that %s runs, not the system's: stop it there" % (unit or "another one")
+        why = "the manager %s of a user runs a unit of this name: stop it there" % (unit or "in a container")
     return {
         "pid": process.pid,
         "create_time": round(process.create_time, 2),

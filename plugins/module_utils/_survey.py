@@ -43,6 +43,7 @@ class Member:
     standing: str  # ours, foreign, protected, allowed
     top: bool = False  # none of its parents is owned
     container: str | None = None  # the id of the service's container that it is in
+    command: str = ""  # the beginning of its command line
     signals: list[str] = field(default_factory=list)
     outcome: str = "planned"
     signalled_at: float | None = None
@@ -63,6 +64,7 @@ class Member:
             "create_time": round(process.create_time, 2),
             "ppid": process.ppid,
             "name": process.name,
+            "command": self.command,
             "user": process.user,
             "state": process.state,
             "found_by": self.found_by,
@@ -129,7 +131,10 @@ class Survey:
         self._take(table, owned)
         if state is not None and not state.found:
             # The manager of a user may run a unit of that name, which is another one.
-            self.suspects.update({p.ref: p for p in table if state.name in p.cgroup.split("/") and not p.gone})
+            for process in table:
+                named = state.name in process.cgroup.split("/") and _places.attribute(process)[0] != state.name
+                if named and not process.gone and process.ref not in owned.processes:
+                    self.suspects[process.ref] = process
         self.looks += 1
         self.cost = max(processor_time() - before, self.cost * 0.8)
 

@@ -16,8 +16,10 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _containers,
     _groups,
     _ownership,
+    _processes,
     _selection,
     _stop,
+    _stop_answer,
     _survey,
     _systemd,
 )
@@ -123,7 +125,10 @@ def test_a_short_limit_leaves_time_for_the_kill(monkeypatch: pytest.MonkeyPatch)
 def front_and_worker(monkeypatch: pytest.MonkeyPatch) -> t.Tuple[Host, Stopper]:
     host = Host(monkeypatch, process(10, cgroup="/"), process(11, 10, cgroup="/"))
     host.deaf = {10, 11}
-    scan = _selection._of_refs([ProcessRef(10, 100)])
+
+    def scan(table: Table, _state: t.Any, previous: t.Any) -> _ownership.Owned:
+        return _ownership.of_pids(table, [ProcessRef(10, 100)], previous=previous)
+
     return host, host.stopper(scan, None, timeout=9)
 
 
@@ -774,7 +779,40 @@ def test_a_unit_of_that_name_under_a_users_manager_is_named(monkeypatch: pytest.
     assert (result["verdict"], host.sent) == ("absent", [])
     (suspect,) = result["suspects"]
     assert (suspect["pid"], suspect["unit"]) == (50, "user@1.service")
-    assert "in a unit of this name that user@1.service runs" in suspect["why"]
+    assert suspect["why"] == "the manager user@1.service of a user runs a unit of this name: stop it there"
+
+
+def test_what_a_vanished_unit_left_is_no_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), load_state="not-found")
+    result = host.stopper().run()
+    assert (result["verdict"], result["suspects"], [p["pid"] for p in result["processes"]]) == ("stopped", [], [10])
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (
+            "python3 -m vllm.entrypoints.openai.api_server --model x --port 1",
+            "python3 -m vllm.entrypoints.openai.api_server --model",
+        ),
+        ("vi handserver.yml", "vi handserver.yml"),
+        ("vllm serve --api-key sk-1", "vllm serve"),
+        ("server --hf-token=abc m", "server"),
+        ("curl http://u:p@host/", "curl"),
+        ("server PASSWORD=x y", "server"),
+        ("", ""),
+        ("x" * 200, "x" * 100),
+    ],
+)
+def test_the_beginning_of_a_command_line_holds_no_key(line: str, shown: str) -> None:
+    assert _stop_answer.beginning(line) == shown
+
+
+def test_command_lines_are_in_plan_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    monkeypatch.setattr(_processes, "command_lines", lambda refs, _timeout: dict.fromkeys(refs, "vi a.yml"))
+    assert host.stopper().run(check_mode=True)["processes"][0]["command"] == "vi a.yml"
+    assert host.stopper().run()["processes"][0]["command"] == "vi a.yml"
 
 
 def test_a_unit_without_a_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -784,11 +822,8 @@ def test_a_unit_without_a_process_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_failed_unit_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, active_state="failed", result="start-limit-hit")
-    assert (
-        host.stopper()
-        .run()["msg"]
-        .endswith('owns no process, it is failed (start-limit-hit): "reset_failed" forgets that')
-    )
+    text = "owns no process, and systemd calls it failed (start-limit-hit): reset_failed clears that"
+    assert host.stopper().run()["msg"].endswith(text)
 
 
 def test_an_answer_of_a_storm_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
