@@ -22,7 +22,9 @@ DEFAULTS = _gpu_options.Options()
 
 def add(commands: t.Any) -> None:
     """Describe the command to the parser."""
-    command = commands.add_parser("gpu-clear", help="say whether GPUs are free, and who holds them if not")
+    command = commands.add_parser(
+        "gpu-clear", allow_abbrev=False, help="say whether GPUs are free, and who holds them if not"
+    )
     command.add_argument("--service", metavar="NAME", help="judge the GPUs of this service (default: all GPUs)")
     command.add_argument("--gpus", metavar="GPU,...", type=listed, help="judge these: index, UUID or PCI address")
     command.add_argument(

@@ -22,6 +22,7 @@ def add(commands: t.Any) -> None:
     """Describe the command to the parser."""
     command = commands.add_parser(
         "stop",
+        allow_abbrev=False,
         help="stop every process that a service owns, and prove it",
         description="Stop all processes of a service, a unit, a tree or a GPU, and no other. --plan only shows whom.",
     )
@@ -47,7 +48,7 @@ def add(commands: t.Any) -> None:
     )
     more.add_argument("--engine", metavar="ENGINE", help="whose names the processes of a unit bear")
     how = command.add_argument_group("how to stop it")
-    how.add_argument("--plan", action="store_true", help="show who would be stopped, and touch nothing")
+    how.add_argument("--plan", "--check", action="store_true", help="show who would be stopped, and touch nothing")
     how.add_argument(
         "--signal", choices=["TERM", "INT", "QUIT", "HUP"], default="TERM", help="what asks to end (default: TERM)"
     )

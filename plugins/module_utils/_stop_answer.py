@@ -217,7 +217,8 @@ def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:
     stuck = (m.ref for m in left[:MOST_LISTED] if m.outcome == "unkillable" or m.process.state == "D")
     stacks = _processes.kernel_stacks(stuck)
     survivors = [
-        dict(m.as_result(), wchan=_processes.waiting_in(m.ref), stack=stacks.get(m.ref, [])) for m in left[:MOST_LISTED]
+        dict(m.as_result(), why=_doubt(m), wchan=_processes.waiting_in(m.ref), stack=stacks.get(m.ref, []))
+        for m in left[:MOST_LISTED]
     ]
     if len(members) > MOST_LISTED:
         refs = {member.ref for member in left}
@@ -235,6 +236,19 @@ def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:
         "unit_state": stop.state.as_result() if stop.state is not None else None,
         "elapsed": round(stop.elapsed, 2),
     }
+
+
+def _doubt(member: Member) -> str:
+    """Why somebody is left alone, empty for all others."""
+    if member.outcome != "foreign":
+        return ""
+    unit, container = _ownership.attribute(member.process)
+    place = 'the container "%s"' % container if container else 'the unit "%s"' % unit if unit else "no unit"
+    return 'only %s speaks for it, and it runs as the user "%s" in %s' % (
+        " and ".join(member.found_by),
+        member.process.user,
+        place,
+    )
 
 
 def _suspect(stop: Stopper, process: _processes.Process) -> dict[str, Any]:

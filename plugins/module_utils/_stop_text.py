@@ -13,8 +13,8 @@ __all__ = ["lines", "progress"]
 Result = t.Mapping[str, t.Any]
 
 HEAD = ("PID", "USER", "NAME", "ROLE", "FOUND BY")
-PLANNED = ("STATE", "WILL GET")
-DONE = ("GOT", "OUTCOME", "SECONDS")
+PLANNED = ("STATE", "WILL GET", "COMMAND")
+DONE = ("GOT", "OUTCOME", "SECONDS", "COMMAND")
 SHOWN = 6  # processes in one step of a plan, and in a line of progress
 
 
@@ -46,17 +46,19 @@ def _table(processes: t.Iterable[Result], plan: bool) -> t.List[str]:
     rows: t.List[t.Tuple[str, ...]] = []
     for process in processes:
         who = (str(process["pid"]), process["user"], process["name"], process["role"], ", ".join(process["found_by"]))
+        command = process.get("command", "")
         if plan:
             # What is left alone has its outcome already.
             then = ", ".join(process["signals"]) if process["outcome"] == "planned" else process["outcome"]
-            rows.append((*who, process["state"], then))
+            rows.append((*who, process["state"], then, command))
         else:
             seconds = "" if process["seconds"] is None else "%.1f" % process["seconds"]
-            rows.append((*who, ", ".join(process["signals"]) or "nothing", process["outcome"], seconds))
+            rows.append((*who, ", ".join(process["signals"]) or "nothing", process["outcome"], seconds, command))
     if not rows:
         return []
     table = [(*HEAD, *(PLANNED if plan else DONE)), *rows]
     widths = [max(len(row[n]) for row in table) for n in range(len(table[0]))]
+    # A command line is as long as it likes: it is the last.
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
 
 
@@ -66,7 +68,7 @@ def _steps(plan: t.Sequence[Result]) -> t.List[str]:
         target = ' "%s"' % step["target"] if step.get("target") else ""
         what = {
             "systemd_stop": "systemd stops the unit%s" % target,
-            "container_stop": "its manager stops the container%s" % target,
+            "container_stop": "%s stops the container%s" % (step.get("manager") or "its manager", target),
         }.get(step["action"], "%s" % step["signal"])
         named = ['%d "%s"' % (process["pid"], process["name"]) for process in step["processes"][:SHOWN]]
         if len(step["processes"]) > SHOWN:
@@ -86,6 +88,8 @@ def _survivors(result: Result) -> t.Iterator[str]:
             process["outcome"],
             process["state"],
         )
+        if process.get("why"):
+            text += ": " + process["why"]
         yield text + (", waits in %s" % process["wchan"] if process.get("wchan") else "")
         if process.get("stack"):
             yield "  kernel stack: " + ", ".join(process["stack"])

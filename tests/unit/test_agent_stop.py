@@ -32,6 +32,7 @@ ENGINE: t.Dict[str, t.Any] = {
     "create_time": 5.0,
     "ppid": 1,
     "name": "python3",
+    "command": "python3 -m vllm",
     "user": "qwen",
     "state": "S",
     "found_by": ["main_pid", "cgroup"],
@@ -40,8 +41,10 @@ ENGINE: t.Dict[str, t.Any] = {
     "outcome": "planned",
     "seconds": None,
 }
-WORKER = dict(ENGINE, pid=7, name="VLLM::Worker", found_by=["mark"], role="escaped", signals=["TERM"])
-MONITOR = dict(ENGINE, pid=8, name="nvtop", user="root", found_by=["session"], role="member", signals=[])
+WORKER = dict(ENGINE, command="", pid=7, name="VLLM::Worker", found_by=["mark"], role="escaped", signals=["TERM"])
+MONITOR = dict(
+    ENGINE, command="nvtop", pid=8, name="nvtop", user="root", found_by=["session"], role="member", signals=[]
+)
 
 
 def answer(verdict: str = "stopped", *processes: t.Dict[str, t.Any], **facts: t.Any) -> t.Dict[str, t.Any]:
@@ -231,19 +234,27 @@ def test_a_plan_as_text() -> None:
     crowd = [{"pid": pid, "name": "w", "found_by": ["mark"]} for pid in range(20, 28)]
     plan = [
         {"step": 1, "action": "systemd_stop", "signal": None, "target": "q.service", "wait": 95.0, "processes": brief},
-        {"step": 2, "action": "container_stop", "signal": None, "target": "qwen", "wait": 15.0, "processes": []},
+        {
+            "step": 2,
+            "action": "container_stop",
+            "signal": None,
+            "target": "qwen",
+            "manager": "docker",
+            "wait": 15.0,
+            "processes": [],
+        },
         {"step": 3, "action": "signal", "signal": "TERM", "target": None, "wait": 2.5, "processes": crowd},
     ]
     foreign = dict(MONITOR, outcome="foreign")
     assert _stop_text.lines(dict(answer("stopped", ENGINE, WORKER, foreign), plan=plan), True) == [
-        "PID  USER  NAME          ROLE     FOUND BY          STATE  WILL GET",
-        "101  qwen  python3       main     main_pid, cgroup  S      systemd",
+        "PID  USER  NAME          ROLE     FOUND BY          STATE  WILL GET  COMMAND",
+        "101  qwen  python3       main     main_pid, cgroup  S      systemd   python3 -m vllm",
         "7    qwen  VLLM::Worker  escaped  mark              S      TERM",
-        "8    root  nvtop         member   session           S      foreign",
+        "8    root  nvtop         member   session           S      foreign   nvtop",
         "",
         "Steps, each only for those that are left by then:",
         '  1. systemd stops the unit "q.service", then up to 95 s: 101 "python3"',
-        '  2. its manager stops the container "qwen", then up to 15 s: no process',
+        '  2. docker stops the container "qwen", then up to 15 s: no process',
         '  3. TERM, then up to 2.5 s: 20 "w", 21 "w", 22 "w", 23 "w", 24 "w", 25 "w", and 2 more',
     ]
 
@@ -253,18 +264,20 @@ def test_a_result_as_text() -> None:
     state = {"name": "q.service", "active_state": "failed", "sub_state": "failed", "result": "timeout"}
     found = answer("unkillable", dict(ENGINE, outcome="ended", seconds=1.23), stuck, dict(MONITOR, outcome="gone"))
     found["survivors"] = [dict(stuck, wchan="nv_wait", stack=["nv_wait+0x1", "do_exit+0x2"])]
+    found["survivors"].append(dict(MONITOR, outcome="foreign", why="only session speaks for it", wchan=""))
     found["zombies"] = [{"pid": 5, "name": "z", "parent": 4, "parent_name": "p"}]
     found["suspects"] = [{"pid": 9, "name": "VLLM::E", "user": "qwen", "unit": None, "why": "it bears the name"}]
     found.update(unit_state=state, unlisted=3)
     assert _stop_text.lines(found, False) == [
-        "PID  USER  NAME          ROLE     FOUND BY          GOT         OUTCOME     SECONDS",
-        "101  qwen  python3       main     main_pid, cgroup  systemd     ended       1.2",
+        "PID  USER  NAME          ROLE     FOUND BY          GOT         OUTCOME     SECONDS  COMMAND",
+        "101  qwen  python3       main     main_pid, cgroup  systemd     ended       1.2      python3 -m vllm",
         "7    qwen  VLLM::Worker  escaped  mark              TERM, KILL  unkillable",
-        "8    root  nvtop         member   session           nothing     gone",
+        "8    root  nvtop         member   session           nothing     gone                 nvtop",
         "and 3 more",
         "",
         'left: 7 "VLLM::Worker" (user qwen), unkillable, state D, waits in nv_wait',
         "  kernel stack: nv_wait+0x1, do_exit+0x2",
+        'left: 8 "nvtop" (user root), foreign, state S: only session speaks for it',
         'dead, holds nothing: 5 "z", not collected by its parent 4 "p"',
         'not ended, look at it: 9 "VLLM::E" (user qwen, unit none): it bears the name',
         'unit "q.service": failed (failed), result timeout',

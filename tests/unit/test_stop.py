@@ -25,7 +25,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
-from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef, Table
+from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef, Table, user_name
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
 from ansible_collections.gpuops.serving.plugins.modules import process_tree_stop
 from host import GROUP, Host, process
@@ -349,6 +349,8 @@ def test_check_mode_tells_who_would_be_left(monkeypatch: pytest.MonkeyPatch) -> 
     assert (plan["verdict"], real["verdict"]) == ("survivors", "survivors")
     assert [p["pid"] for p in plan["survivors"]] == [p["pid"] for p in real["survivors"]] == [20]
     assert '10 "p10"; but 1 would be left: 20 "p20" (foreign)' in plan["msg"]
+    why = 'only session speaks for it, and it runs as the user "%s" in the unit "other.service"' % user_name(7)
+    assert plan["survivors"][0]["why"] == real["survivors"][0]["why"] == why
 
 
 # What others do meanwhile
