@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import pwd
 import signal
 import stat
 import subprocess
@@ -18,6 +17,7 @@ import time
 from typing import IO, NamedTuple
 
 from . import _bounded
+from ._accounts import account
 from ._places import Container
 from ._processes import ProcessRef, escape
 
@@ -59,9 +59,8 @@ def _only_root(path: str) -> bool:
 
 def as_user(uid: int) -> list[str]:
     """What comes before a command that is to run with the rights of a user and none of ours."""
-    try:
-        entry = pwd.getpwuid(uid)
-    except KeyError:
+    entry = account(uid)
+    if entry is None:
         return ["setpriv", "--reuid=%d" % uid, "--regid=65534", "--clear-groups", "--", "env", "-i", "PATH=" + PATH]
     words = ["setpriv", "--reuid=%d" % uid, "--regid=%d" % entry.pw_gid, "--init-groups", "--", "env", "-i"]
     words += ["PATH=" + PATH, "LC_ALL=C", "HOME=" + entry.pw_dir, "USER=" + entry.pw_name]

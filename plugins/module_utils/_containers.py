@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import re
 import stat
 import time
-from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple
+from typing import TYPE_CHECKING, Any, Callable, Iterable, NamedTuple, TypeVar
 
-from . import _bounded, _clients
+from . import _bounded, _clients, _files
+from ._accounts import account_of
 from ._asking import Request, Said, as_user, ask, program, read
 from ._clients import Client
 from ._inspected import Facts, elsewhere, in_last_life, not_his, parse, refusal
@@ -34,12 +34,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Container", "Request", "Tracker"]
 
-ANSWER = 5.0  # seconds that a manager has for one answer
-ANSWERS = 12.0  # and for all of a stop
-READING = 2.0
+SECONDS = 3.0  # for all questions and readings of one stop: a daemon that hangs must not make it late
+ANSWER = 2.0  # of these for one answer at most
+FILES = 1.0  # and for one reading of files
+LEAST = 0.05
 SOCKETS = ("/run/docker.sock", "/var/run/docker.sock")
-MOST = 1 << 20  # of an environment file
 ADVICE = "give the container a --name in the unit's ExecStart="
+
+Told = TypeVar("Told")
+
+
+class _Untold(Exception):
+    """What systemd or a file did not tell."""
 
 
 class Source(NamedTuple):
@@ -59,12 +65,16 @@ class Tracker:
         asking: Callable[[list[str], float], tuple[int, str, str]] = ask,
         reading: Callable[[list[ProcessRef], float], dict[ProcessRef, Said]] = read,
         now: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        seconds: float = SECONDS,
     ) -> None:
         self.warnings: list[str] = []
         self._ask = asking
         self._read = reading
         self._now = now
-        self._left = ANSWERS
+        self._monotonic = monotonic
+        self._seconds = self._left = seconds
+        self._unit = ""
         self._resolved: set[tuple[str, int, tuple[str, ...], str]] = set()
         self._key: object = None
         self._found: dict[str, Container] = {}
@@ -72,7 +82,12 @@ class Tracker:
         self._commands: tuple[list[list[str]], dict[str, str]] | None = None
 
     def containers(self, table: Table, state: UnitState, owned: Owned) -> dict[str, Container]:
-        """The containers that the unit is the client of, by their ids."""
+        """The containers that the unit is the client of, by their ids.
+
+        What all looks of one stop may cost here is limited. What is not known by then is not asked for any more, and a
+        warning says so.
+        """
+        self._unit = state.name
         clients = [p for p in table if p.name in _clients.MANAGERS and not p.gone]
         mine = [p for p in clients if p.ref in owned.firm and not containers_of(p)]
         raw = state.raw.get
@@ -122,32 +137,56 @@ class Tracker:
 
     def _exec_start(self, state: UnitState) -> tuple[list[list[str]], dict[str, str]]:
         """The commands of the unit, word by word, and the variables that systemd puts in: asked for once."""
-        if self._commands is None:
-            commands = [[entry[0], *entry[1][1:]] for entry in self._property(state.name, "ExecStart") if entry[1]]
-            variables: dict[str, str] = {}
-            if any(_clients.find(words, {}) for words in commands):
-                variables.update(w.split("=", 1) for w in self._property(state.name, "Environment") if "=" in w)
-                for path, _optional in self._property(state.name, "EnvironmentFiles"):
-                    variables.update(_variables(path))
-            self._commands = commands, variables
-        return self._commands
+        if self._commands is None and state.name.endswith(".service") and state.found:
+            try:
+                commands = [[entry[0], *entry[1][1:]] for entry in self._property(state.name, "ExecStart") if entry[1]]
+                used = any(_clients.find(words, {}) for words in commands)
+                self._commands = commands, self._variables(state.name) if used else {}
+            except _Untold as untold:
+                if any(map(program, _clients.MANAGERS)):
+                    self._warn(
+                        'the %s of the unit "%s" cannot be read: a container of it whose client has ended is not found'
+                        % (untold, state.name)
+                    )
+        return self._commands or ([], {})
+
+    def _variables(self, unit: str) -> dict[str, str]:
+        """The variables that systemd puts into the commands of the unit."""
+        found = dict(word.split("=", 1) for word in self._property(unit, "Environment") if "=" in word)
+        paths = [path for path, _optional in self._property(unit, "EnvironmentFiles")]
+        told: dict[str, str] = {}
+        if paths:
+            told = self._within(lambda limit: _files.texts(paths, min(FILES, limit)), told)
+        for path in paths:
+            if path not in told:
+                raise _Untold('EnvironmentFile= "%s"' % path)
+            found.update(_variables(told[path]))
+        return found
 
     def _property(self, unit: str, name: str) -> list[Any]:
         """A property of the unit as systemd keeps it: `systemctl show` does not tell where a word ends."""
         escaped = "".join(c if c.isalnum() and (i or not c.isdigit()) else "_%02x" % ord(c) for i, c in enumerate(unit))
         words = ["busctl", "--json=short", "get-property", "org.freedesktop.systemd1"]
         words += ["/org/freedesktop/systemd1/unit/" + escaped, "org.freedesktop.systemd1.Service", name]
-        rc, out, _err = self._asked(words)
+        rc, out, err = self._asked(words)
         try:
-            data = json.loads(out)["data"] if rc == 0 else []
+            data = json.loads(out)["data"] if rc == 0 else None
         except (ValueError, KeyError, TypeError):
-            return []
-        return data if isinstance(data, list) else []
+            data = None
+        if not isinstance(data, list):
+            raise _Untold("%s= (%s)" % (name.replace("EnvironmentFiles", "EnvironmentFile"), err or "no usable answer"))
+        return data
 
     def _learn(self, clients: Iterable[Process]) -> None:
         missing = [p.ref for p in clients if p.ref not in self._lines]
         if missing:
-            self._lines.update(self._read(missing, READING))
+            none: dict[ProcessRef, Said] = {}
+            self._lines.update(self._within(lambda limit: self._read(missing, limit), none))
+
+    def _ids(self, paths: list[str]) -> dict[str, str]:
+        """What clients wrote into files; what cannot be read in time is missing."""
+        none: dict[str, str] = {}
+        return self._within(lambda limit: _files.ids(paths, min(FILES, limit)), none) if paths else none
 
     # Which container it is
 
@@ -169,7 +208,8 @@ class Tracker:
                 % (subject, client.manager, client.verb)
             )
             return
-        names = list(client.names) or [name for name in [_written_id(client.cidfile)] if name]
+        written = self._ids([client.cidfile]) if client.cidfile and not client.names else {}
+        names = [name for name in client.names or written.values() if name]
         if not names:
             self._warn(
                 "which container %s runs through %s cannot be told from %s: what is left of it is not found; %s"
@@ -199,7 +239,7 @@ class Tracker:
             if not re.search(r"no such (?:container|object)", err, re.IGNORECASE):
                 self._warn("%s cannot be looked up: %s" % (what, err or "%s gave no usable answer" % client.manager))
             return
-        if facts.pid <= 0 and not facts.restarts:
+        if facts.pid <= 0 and not facts.restarted:
             return  # it does not run, and nothing will make it
         why = (
             elsewhere(table, state, facts)
@@ -211,11 +251,14 @@ class Tracker:
             self._warn("%s is left alone: %s" % (what, why))
             return
         stop = (*words, "stop", "-t", "{seconds}", facts.id)
-        self._found[facts.id] = Container(client.manager, facts.id, facts.name or name, stop, facts.restarts)
+        self._found[facts.id] = Container(client.manager, facts.id, facts.name or name, stop, facts.restarted)
 
     def _claimed(self, facts: Facts, name: str, others: list[Process]) -> str:
-        """Whether another unit runs a client of the same container."""
+        """Why the container may be another unit's, empty when no other unit runs a client of it."""
         self._learn(others)
+        said = {p.ref: _clients.find(*self._lines[p.ref]) for p in others if p.ref in self._lines}
+        paths = sorted({c.cidfile for found in said.values() for c in found if c.cidfile and not c.names})
+        written = self._ids(paths)
         for process in others:
             if process.ref not in self._lines:
                 return (
@@ -226,9 +269,13 @@ class Tracker:
                         _service(process),
                     )
                 )
-            words, environment = self._lines[process.ref]
-            for client in _clients.find(words, environment):
-                names = client.names or (_written_id(client.cidfile),)
+            for client in said[process.ref]:
+                if client.cidfile in paths and client.cidfile not in written:
+                    return 'the unit "%s" may run a client of it too: the file "%s" cannot be read in time' % (
+                        _service(process),
+                        client.cidfile,
+                    )
+                names = client.names or (written.get(client.cidfile, ""),)
                 if any(n and (n in (name, facts.name) or facts.id.startswith(n)) for n in names):
                     return 'the unit "%s" runs a client of it too' % _service(process)
         return ""
@@ -244,8 +291,8 @@ class Tracker:
         if not members or name in self._found:
             return
         first = min(members, key=lambda p: p.ref.start)
-        folder = _same_folder(first.pid, client.folder)
-        if in_last_life(state, first.create_time, self._now()) or folder:
+        ours = in_last_life(state, first.create_time, self._now())
+        if ours or self._within(lambda limit: _same_folder(first.pid, client.folder, limit), False):
             self._found[name] = Container("nspawn", name, name)
             return
         self._warn(
@@ -254,10 +301,22 @@ class Tracker:
         )
 
     def _asked(self, words: list[str]) -> tuple[int, str, str]:
-        began = time.monotonic()
-        answer = self._ask(words, max(0.1, min(ANSWER, self._left)))
-        self._left -= time.monotonic() - began
-        return answer
+        return self._within(lambda limit: self._ask(words, limit), (-1, "", "there was no time left for an answer"))
+
+    def _within(self, call: Callable[[float], Told], untold: Told) -> Told:
+        """What something tells that may hang, as long as there is time for it."""
+        allowed = min(ANSWER, self._left)
+        if allowed < LEAST:
+            self._warn(
+                'which containers the unit "%s" runs could not be told within %.3g s: what is left of them is not found'
+                % (self._unit, self._seconds)
+            )
+            return untold
+        began = self._monotonic()
+        try:
+            return call(allowed)
+        finally:
+            self._left -= self._monotonic() - began
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
@@ -270,24 +329,6 @@ def _words(client: Client, uid: int) -> list[str]:
     if not path:
         return []
     return [*as_user(uid), path, *client.options] if uid else [path, *client.options]
-
-
-def _written_id(path: str) -> str:
-    """The id in a file that the client wrote; whoever can write it can name any container, so it is only root's."""
-    if not path:
-        return ""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != 0 or facts.st_mode & 0o022:
-            return ""
-        text = os.read(fd, 128).decode("ascii", "replace").strip()
-    finally:
-        os.close(fd)
-    return text if re.match(r"[0-9a-f]{64}\Z", text) else ""
 
 
 def _may_write(process: Process) -> bool:
@@ -305,7 +346,7 @@ def _may_write(process: Process) -> bool:
     return False
 
 
-def _same_folder(pid: int, folder: str) -> bool:
+def _same_folder(pid: int, folder: str, limit: float) -> bool:
     """Whether the root of a process is that folder; looked at in a child, since either may be on a dead server."""
     if not folder:
         return False
@@ -313,7 +354,7 @@ def _same_folder(pid: int, folder: str) -> bool:
     def look(_report: _bounded.Report) -> bool:
         return os.path.samestat(os.stat("/proc/%d/root" % pid), os.stat(folder))
 
-    return _bounded.run(look, READING).value is True
+    return _bounded.run(look, limit).value is True
 
 
 def _service(process: Process) -> str | None:
@@ -325,23 +366,15 @@ def _uid(user: str) -> int:
     """The uid of User=, root without one; one that is not known here is nobody's."""
     if not user:
         return 0
-    try:
-        return int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid
-    except KeyError:
-        return -1
+    if user.isdigit():
+        return int(user)
+    known = account_of(user)
+    return known.pw_uid if known is not None else -1
 
 
-def _variables(path: str) -> dict[str, str]:
-    """Variables of an environment file, as far as simple lines tell them."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            text = os.read(fd, MOST) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-        finally:
-            os.close(fd)
-    except OSError:
-        return {}
-    found = re.findall(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*?)\s*$", text.decode("utf-8", "replace"), re.M)
+def _variables(text: str) -> dict[str, str]:
+    """The variables in an environment file, as far as simple lines tell them."""
+    found = re.findall(r"^\s*([A-Za-z_][A-Za-z0-9_]*)=(.*?)\s*$", text, re.M)
     return {
         name: value[1:-1] if value[:1] in "\"'" and value[-1:] == value[:1] else value for name, value in found if value
     }

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import calendar
 import json
-import pwd
 import re
 import time
 from typing import NamedTuple
 
+from ._accounts import account
 from ._clients import Client, same_image
 from ._places import containers_of
 from ._processes import Table
-from ._systemd import UnitState
+from ._systemd import SLACK, UnitState
 
 __all__ = ["Facts", "elsewhere", "in_last_life", "not_his", "parse", "refusal"]
 
-SLACK = 5.0  # seconds between a client's end and what its daemon writes down
+LAG = 4.0  # seconds between a client's end and what its daemon writes down
 
 
 class Facts(NamedTuple):
@@ -32,7 +32,7 @@ class Facts(NamedTuple):
     started: float
     pid: int
     image: str
-    restarts: bool  # its manager may have started it again by itself
+    restarted: bool  # its manager may have started it by itself
 
 
 def refusal(client: Client, facts: Facts, state: UnitState, now: float) -> str:
@@ -42,34 +42,33 @@ def refusal(client: Client, facts: Facts, state: UnitState, now: float) -> str:
     image tells: a new life fails as long as the old container bears the name. One that the unit only starts is its own
     unless somebody else must have started it.
     """
-    begun, ended = _life(state, now)
+    ended = state.ended
     if client.verb == "run":
         if not in_last_life(state, facts.created, now) and not same_image(client.image, facts.image):
             return 'it was not created by the unit in its last life, and its image is "%s", not "%s"' % (
                 facts.image,
                 client.image or "one that the unit tells",
             )
-    elif begun is None:
+    elif state.began is None:
         return "systemd knows of no life of the unit since the host was started, so somebody else started it"
-    if ended is not None and facts.started > ended + SLACK and not facts.restarts:
+    late = ended is not None and _since_boot(facts.started, now) > ended.earliest + SLACK + LAG
+    if late and not facts.restarted:
         return "it was started after the unit's main process had ended, and no restart policy did that"
     return ""
 
 
-def _life(state: UnitState, now: float) -> tuple[float | None, float | None]:
-    """When the main process was started and when it ended, as wall clock times; None for what is not so."""
-    offset = now - time.monotonic()
-    began, ended = (int(state.raw.get("ExecMain%sTimestampMonotonic" % word, "0") or 0) for word in ("Start", "Exit"))
-    return (began / 1e6 + offset if began else None), (ended / 1e6 + offset if ended >= began > 0 else None)
+def _since_boot(moment: float, now: float) -> float:
+    """A time of the wall clock, which says ``now`` at this moment, in seconds since boot."""
+    return moment - now + time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def in_last_life(state: UnitState, moment: float, now: float) -> bool:
-    begun, ended = _life(state, now)
-    return begun is not None and begun - 1.0 <= moment <= (now if ended is None else ended) + SLACK
+    """Whether a time of the wall clock was while the unit's main process lived, or a daemon's lag after that."""
+    return moment <= now + SLACK + LAG and state.in_last_life(_since_boot(moment, now), LAG)
 
 
 def elsewhere(table: Table, state: UnitState, facts: Facts) -> str:
-    """Whether the container's first process is in it here: a daemon may run on another host."""
+    """Why the container seems to run on another host, empty when its first process is in it here."""
     if facts.pid <= 0:
         return ""
     process = table.get(facts.pid) or Table.of([facts.pid], table.proc).get(facts.pid)
@@ -82,7 +81,7 @@ def elsewhere(table: Table, state: UnitState, facts: Facts) -> str:
 
 
 def not_his(table: Table, facts: Facts, uid: int) -> str:
-    """Whether anything in the container is not of a user's own: what he says of it proves nothing then."""
+    """Why what a user says of the container proves nothing, empty when all in it is his own."""
     ranges = [(uid, 1), *_subordinate(uid)]
     for process in table:
         if facts.id in containers_of(process) and not any(first <= process.uid < first + n for first, n in ranges):
@@ -91,12 +90,15 @@ def not_his(table: Table, facts: Facts, uid: int) -> str:
 
 
 def _subordinate(uid: int) -> list[tuple[int, int]]:
+    known = account(uid)
+    if known is None:
+        return []
     try:
-        names = (str(uid), pwd.getpwuid(uid).pw_name)
+        names = (str(uid), known.pw_name)
         with open("/etc/subuid", encoding="utf-8", errors="replace") as stream:
             rows = [line.strip().split(":") for line in stream]
         return [(int(row[1]), int(row[2])) for row in rows if len(row) == 3 and row[0] in names]
-    except (OSError, KeyError, ValueError):
+    except (OSError, ValueError):
         return []
 
 
@@ -117,7 +119,7 @@ def parse(text: str) -> Facts | None:
             started=_moment(str(found.get("StartedAt") or "")),
             pid=int(found.get("Pid") or 0) if runs else 0,
             image=str(row.get("ImageName") or (row.get("Config") or {}).get("Image") or ""),
-            restarts=restarting or (runs and str(policy.get("Name") or "no") != "no"),
+            restarted=restarting or (runs and str(policy.get("Name") or "no") != "no"),
         )
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         return None

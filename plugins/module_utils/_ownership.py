@@ -14,31 +14,32 @@ cgroup, container, mark, gpu_holder   yes            the same
 descendant                            as its parent  the same if firm, else children
 session, process_group                no             children
 the same of a unit's dead main        yes            children, the session and group that it leads, its mount namespace
-mount_namespace                       no             children, its mount namespace
+mount_namespace                       no             children
 title                                 no             children
 ====================================  =============  ==================================================================
 
 A mark in a login session is not firm and spreads to children alone: who logs in with it is a member of that group.
 So one weak link never leads to another kind of weak link: behind a session, a process group or a namespace there is
-always a firmly owned process, living or dead. A mount namespace that the host or the caller is in speaks for nothing.
+always a firmly owned process, living or dead. A mount namespace that the host or the caller is in speaks for nothing;
+one that all firmly owned processes have left speaks while somebody is in it whom the look before found.
 What is not firm and in another unit, login session or container than all that is firm is foreign: named and left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import glob
 import grp
 import os
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping, Pattern
 
 from . import _titles
+from ._accounts import group_name
 from ._errors import UsageError
 from ._places import Container, attribute, containers_of, in_login, machine_of
-from ._processes import TICKS, Process, ProcessRef, Table, own_line
+from ._processes import TICKS, Process, ProcessRef, Table, own_line, threads
 from ._service import mark_group
-from ._systemd import UnitState
+from ._systemd import UnitState, number
 
 __all__ = [
     "EVIDENCE",
@@ -67,8 +68,10 @@ class Owned:
     processes: dict[ProcessRef, list[str]] = field(default_factory=dict)
     roots: list[ProcessRef] = field(default_factory=list)
     firm: set[ProcessRef] = field(default_factory=set)
-    # Of firmly owned processes, dead ones too: sessions and process groups that they led, users, units with containers.
+    # Of firmly owned processes, dead ones too: sessions and process groups that they led, mount namespaces that they
+    # were in, users, units with containers.
     leaders: set[int] = field(default_factory=set)
+    namespaces: set[int] = field(default_factory=set)
     users: set[int] = field(default_factory=set)
     places: set[tuple[str | None, str | None]] = field(default_factory=set)
     # Containers whose client the unit runs, by the id that attribute() tells.
@@ -112,10 +115,7 @@ def check_mark(gid: int | None) -> int | None:
     """The gid, unless it is a group that means something else: half a host may be in that one."""
     if gid is None:
         return None
-    try:
-        name = grp.getgrgid(gid).gr_name
-    except KeyError:
-        name = ""
+    name = group_name(gid)
     if gid <= 0 or (name and not name.startswith("gpuops-")):
         raise UsageError('the group %d is not an ownership mark: it is the group "%s"' % (gid, name or "root"))
     return gid
@@ -171,9 +171,9 @@ def _mount_namespace(pid: int | str) -> int:
     with contextlib.suppress(OSError):
         return os.stat("/proc/%s/ns/mnt" % pid).st_ino
     # A main thread that has ended is in none any more, the others still are.
-    for path in glob.glob("/proc/%s/task/*/ns/mnt" % pid):
+    for thread in threads(pid):
         with contextlib.suppress(OSError):
-            return os.stat(path).st_ino
+            return os.stat("/proc/%s/task/%s/ns/mnt" % (pid, thread)).st_ino
     return 0
 
 
@@ -181,14 +181,14 @@ def _earlier_main(table: Table, state: UnitState) -> int:
     """The pid of a dead main process whose session lives on.
 
     The kernel does not hand out a number again while a session bears it. So a member that was born while the main
-    process lived proves that the session is that main process's, and not a later one with the same number.
+    process lived proves that the session is that main process's, and not a later one with the same number. A proof
+    has no slack; systemd's stamp is not before the end, since it is set when systemd learns of it.
     """
-    pid = int(state.raw.get("ExecMainPID", "0") or 0)
-    ended = int(state.raw.get("ExecMainExitTimestampMonotonic", "0") or 0)
-    if pid <= 1 or ended == 0 or table.get(pid) is not None:
+    pid, ended = number(state.raw.get("ExecMainPID", "")), state.ended
+    if pid <= 1 or ended is None or table.get(pid) is not None:
         return 0
     for process in table:
-        if pid in (process.session, process.pgrp) and process.ref.start * (1000000 // TICKS) <= ended:
+        if pid in (process.session, process.pgrp) and process.ref.start / TICKS <= ended.earliest:
             return pid
     return 0
 
@@ -206,14 +206,13 @@ class _Namespaces:
         if not self._wanted or process.kernel_thread:
             return 0
         if process.ref not in self._known:
-            number = _mount_namespace(process.pid)
-            self._known[process.ref] = 0 if number in self._common else number
+            inode = _mount_namespace(process.pid)
+            self._known[process.ref] = 0 if inode in self._common else inode
         return self._known[process.ref]
 
 
-def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, own: set[int]) -> None:
+def _spread(table: Table, owned: Owned, mark_gid: int | None, namespaces: _Namespaces, own: set[int]) -> None:
     """Add whatever belongs to what is owned already, until nothing is added."""
-    namespaces = _Namespaces(mount_ns)
     candidates = [p for p in table if p.pid not in own]
     if mark_gid is not None:
         for process in candidates:
@@ -223,9 +222,8 @@ def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, ow
     grown = True
     while grown:
         grown = False
-        # A namespace that outlived all firmly owned processes is still known by those found through it.
-        known = owned.firm.union(ref for ref, ways in owned.processes.items() if "mount_namespace" in ways)
-        mounts = {namespaces.of(process) for process in map(table.by_ref, known) if process is not None} - {0}
+        firm = (process for process in map(table.by_ref, owned.firm) if process is not None)
+        owned.namespaces |= {namespaces.of(process) for process in firm} - {0}
         for process in candidates:
             parent = table.get(process.ppid)
             if parent is not None and owned.spreads(parent.ref):
@@ -234,7 +232,7 @@ def _spread(table: Table, owned: Owned, mark_gid: int | None, mount_ns: bool, ow
                 grown |= owned.add(process, "session", False)
             if process.pgrp != process.pid and _leads(table, owned, process.pgrp):
                 grown |= owned.add(process, "process_group", False)
-            if mounts and namespaces.of(process) in mounts:
+            if owned.namespaces and namespaces.of(process) in owned.namespaces:
                 grown |= owned.add(process, "mount_namespace", False)
 
 
@@ -260,7 +258,7 @@ def of_unit(
     ``titles`` are the names that the engine gives its processes, ``containers`` those that the unit is the client of.
     ``previous`` is an earlier answer: what it held stays owned for as long as it lives.
     """
-    own = own_line(table)
+    own, namespaces = own_line(table), _Namespaces(True)
     owned = Owned(containers=dict(previous.containers if previous is not None else {}, **(containers or {})))
     for pid, word in ((state.main_pid, "main_pid"), (state.control_pid, "control_pid")):
         root = table.get(pid) if pid not in own else None
@@ -280,15 +278,15 @@ def of_unit(
         for process in table:
             if process.pid not in own and earlier in (process.session, process.pgrp):
                 owned.add(process, "session" if process.session == earlier else "process_group", True)
-    _carry(table, owned, previous, own)
-    _spread(table, owned, mark_gid, True, own)
+    _carry(table, owned, previous, own, namespaces)
+    _spread(table, owned, mark_gid, namespaces, own)
     if titles is not None:
         ours, suspects = _titles.find(table, state, owned, titles, mark_gid, own)
         owned.users |= _titles.users(state, owned) if ours else set()
         for process in ours:
             owned.add(process, "title", False)
         if ours:
-            _spread(table, owned, mark_gid, True, own)
+            _spread(table, owned, mark_gid, namespaces, own)
         owned.suspects = [process.ref for process in suspects if process.ref not in owned.processes]
     return _finish(table, owned)
 
@@ -306,7 +304,7 @@ def of_pids(
     ``found_by`` is how they were found, ``spared`` those of them that are shown and never signalled.
     A mount namespace is no evidence here: what somebody started by hand may share one with much else.
     """
-    own = own_line(table)
+    own, namespaces = own_line(table), _Namespaces(False)
     owned = Owned(spared=dict(spared or {}))
     for ref in [*refs, *owned.spared]:
         process = table.by_ref(ref)
@@ -314,12 +312,12 @@ def of_pids(
             owned.add(process, found_by, True)
             if ref not in owned.spared:
                 owned.roots.append(ref)
-    _carry(table, owned, previous, own)
-    _spread(table, owned, None, False, own)
+    _carry(table, owned, previous, own, namespaces)
+    _spread(table, owned, None, namespaces, own)
     return _finish(table, owned)
 
 
-def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int]) -> None:
+def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int], namespaces: _Namespaces) -> None:
     """Keep what an earlier look found, with what spoke for it then."""
     if previous is None:
         return
@@ -332,6 +330,9 @@ def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int]) ->
         if process is not None and ref.pid not in own:
             for found_by in ways:
                 owned.add(process, found_by, ref in previous.firm)
+            # The next namespace gets the lowest free number: who is in it must have been there since the last look.
+            if previous.namespaces and not process.gone:
+                owned.namespaces |= {namespaces.of(process)} & previous.namespaces
 
 
 def _finish(table: Table, owned: Owned) -> Owned:

@@ -27,14 +27,14 @@ UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
 
 
 class Container(NamedTuple):
-    """A container that a unit's main process is the client of."""
+    """A container of which a client is in the unit's ExecStart= or among its firmly owned processes."""
 
     manager: str  # docker, podman, nerdctl, nspawn
     id: str  # as ``attribute`` tells it
     name: str
     # What asks the manager to stop it; one word may be {seconds}. Empty: its processes are signalled themselves.
     stop: tuple[str, ...] = ()
-    restarts: bool = False  # whether its manager may start it again by itself, also while nothing of it runs
+    restarts: bool = False  # whether its manager may yet start it again by itself, also while nothing of it runs
 
 
 def attribute(process: Process) -> tuple[str | None, str | None]:

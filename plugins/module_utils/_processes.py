@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pwd
 import signal
 import time
 from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, NamedTuple
 
 from . import _bounded
+from ._accounts import user_name
 
 __all__ = [
     "Process",
@@ -28,6 +28,7 @@ __all__ = [
     "kernel_stacks",
     "own_line",
     "send",
+    "threads",
     "user_name",
     "waiting_in",
 ]
@@ -63,14 +64,6 @@ def escape(raw: bytes) -> str:
     """Bytes of a process name as one printable line that no two names share."""
     text = raw.replace(b"\\", b"\\\\").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def user_name(uid: int) -> str:
-    """The account's name, or the number where the account is unknown."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 @dataclass
@@ -187,6 +180,14 @@ def _read_cgroup(name: str, directory: int) -> str:
         return ""
 
 
+def threads(pid: int | str, proc: str = "/proc") -> list[str]:
+    """The numbers of a process's threads, oldest first; none when it has ended."""
+    try:
+        return sorted(os.listdir("%s/%s/task" % (proc, pid)), key=lambda entry: (len(entry), entry))
+    except OSError:
+        return []
+
+
 def _read_process(proc: str, pid: int, booted: float) -> Process | None:
     # A descriptor of /proc/PID stays with that process: all files read through it belong to one identity.
     try:
@@ -199,8 +200,8 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
         cgroup = _read_cgroup("cgroup", directory)
         if stat.state == "Z" and stat.threads > 1 and cgroup in ("", "/"):
             # On legacy control groups a main thread that has ended is in the root, the others are where they were.
-            threads = os.listdir("%s/%d/task" % (proc, pid))
-            cgroup = max(_read_cgroup("task/%s/cgroup" % thread, directory) for thread in threads)
+            others = (_read_cgroup("task/%s/cgroup" % thread, directory) for thread in threads(pid, proc))
+            cgroup = next((path for path in others if path not in ("", "/")), cgroup)
     except (OSError, ValueError, IndexError):
         return None
     finally:
@@ -323,16 +324,10 @@ def own_line(table: Table) -> set[int]:
 
 
 def _living_thread(pid: int) -> bool:
-    try:
-        for thread in os.listdir("/proc/%d/task" % pid):
-            try:
-                with open("/proc/%d/task/%s/stat" % (pid, thread), "rb") as stream:
-                    if _parse_stat(stream.read()).state not in "ZXx":
-                        return True
-            except OSError:
-                continue
-    except OSError:
-        pass
+    for thread in threads(pid):
+        with contextlib.suppress(OSError):
+            if _parse_stat(_read_at("/proc/%d/task/%s/stat" % (pid, thread))).state not in "ZXx":
+                return True
     return False
 
 
@@ -413,7 +408,7 @@ def _command_line(ref: ProcessRef) -> str:
         if _parse_stat(_read_at("stat", directory)).start != ref.start:
             return ""
         raw = _read_at("cmdline", directory)
-        for thread in [] if raw else os.listdir("/proc/%d/task" % ref.pid):
+        for thread in [] if raw else threads(ref.pid):
             with contextlib.suppress(OSError):  # a main thread that has ended has none any more, the others still have
                 raw = raw or _read_at("task/%s/cmdline" % thread, directory)
         return " ".join(escape(part) for part in raw.rstrip(b"\0").split(b"\0"))

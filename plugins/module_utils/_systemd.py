@@ -12,12 +12,15 @@ import re
 import subprocess
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from . import _files
 from ._errors import ServingError
 
 __all__ = [
     "FLOOR",
+    "SLACK",
+    "Moment",
     "NoAnswer",
     "UnitState",
     "call",
@@ -38,6 +41,8 @@ __all__ = [
 ]
 
 FLOOR = 247
+SLACK = 1.0  # seconds that two stamps of one moment may differ by: of clock ticks, or of a boot time in whole seconds
+LOOKING = 1.0  # seconds for the files of a unit that may be on another host
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
@@ -72,6 +77,17 @@ SPAN_UNITS = {
 
 class NoAnswer(ServingError):
     """A command did not answer within the time given."""
+
+
+class Moment(NamedTuple):
+    """When something was, in seconds since boot as the create times of processes count them.
+
+    That clock goes on while the host sleeps, and the one that systemd stamps with stands still. Whether the host slept
+    before or after a stamp is not known, so on a host that slept there is an earliest and a latest moment.
+    """
+
+    earliest: float
+    latest: float
 
 
 @dataclass
@@ -139,18 +155,37 @@ class UnitState:
         return sorted(self.raw.get("TriggeredBy", "").split())
 
     @property
+    def began(self) -> Moment | None:
+        """When the main process was started last, None where systemd knows of no start."""
+        return _moment(number(self.raw.get("ExecMainStartTimestampMonotonic", "")))
+
+    @property
+    def ended(self) -> Moment | None:
+        """When the main process ended, None while it lives."""
+        began, ended = (number(self.raw.get("ExecMain%sTimestampMonotonic" % word, "")) for word in ("Start", "Exit"))
+        return _moment(ended) if ended >= began else None
+
+    def in_last_life(self, moment: float, lag: float = 0.0) -> bool:
+        """Whether a moment, in seconds since boot, surely was while the main process lived, or ``lag`` after it."""
+        began, ended = self.began, self.ended
+        if began is None or moment < began.latest - SLACK:
+            return False
+        return ended is None or moment <= ended.earliest + SLACK + lag
+
+    @property
     def changed_since_start(self) -> bool:
-        """Whether a file that the unit is made of was written after its main process was started."""
+        """Whether a file that the unit is made of was written after its main process was started.
+
+        A file that cannot be looked at in time counts as one that was not.
+        """
         started = number(self.raw.get("ExecMainStartTimestampMonotonic", ""))
         if not started:
             return False
         age = time.monotonic() - started / 1e6
         names = " ".join(self.raw.get(kind, "") for kind in ("FragmentPath", "DropInPaths", "EnvironmentFiles"))
-        for path in (word for word in names.split() if word.startswith("/")):
-            with contextlib.suppress(OSError):
-                if time.time() - os.stat(path).st_mtime < age:
-                    return True
-        return False
+        paths = [word for word in names.split() if word.startswith("/")]
+        since = time.time() - age
+        return any(at > since for at in _files.written(paths, LOOKING, "files-of-" + self.name))
 
     def as_result(self) -> dict[str, Any]:
         """The part of it that modules return."""
@@ -172,6 +207,16 @@ class UnitState:
             "changed_since_start": self.changed_since_start,
             "need_reload": self.need_reload,
         }
+
+
+def _suspended() -> float:
+    """Seconds that the host has slept since it was started."""
+    monotonic = time.monotonic()
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - monotonic)
+
+
+def _moment(stamp: int) -> Moment | None:
+    return Moment(stamp / 1e6, stamp / 1e6 + _suspended()) if stamp > 0 else None
 
 
 def unit_name(name: str) -> str:

@@ -11,12 +11,11 @@ service's mark, that was born in the unit's last life, and beside which no other
 
 from __future__ import annotations
 
-import grp
-import pwd
 import re
 from typing import TYPE_CHECKING, Pattern
 
 from . import _service
+from ._accounts import account_of, group_name
 from ._errors import ServingError
 from ._places import containers_of
 from ._processes import TICKS, Process, Table
@@ -38,10 +37,10 @@ def users(state: UnitState, owned: Owned) -> set[int]:
     name = state.raw.get("User")
     if name is None or state.load_state != "loaded":
         return set()
-    try:
-        return {int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid if name else 0}
-    except KeyError:
-        return set()
+    if not name or name.isdigit():
+        return {int(name or 0)}
+    known = account_of(name)
+    return {known.pw_uid} if known is not None else set()
 
 
 def find(
@@ -98,26 +97,14 @@ def _orphan(table: Table, process: Process) -> bool:
 
 def _marked(process: Process, mark_gid: int | None, marks: set[int]) -> bool:
     """Whether it bears the mark of another service."""
-    for gid in process.gids:
-        if gid in (0, mark_gid):
-            continue
-        if gid in marks:
-            return True
-        try:
-            if grp.getgrgid(gid).gr_name.startswith("gpuops-"):
-                return True
-        except KeyError:
-            continue
-    return False
+    others = [gid for gid in process.gids if gid not in (0, mark_gid)]
+    return any(gid in marks or group_name(gid).startswith("gpuops-") for gid in others)
 
 
 def _in_last_life(state: UnitState, process: Process) -> bool:
-    begun, ended = (state.raw.get("ExecMain%sTimestampMonotonic" % word, "") for word in ("Start", "Exit"))
-    if not begun.isdigit():
+    if not state.raw.get("ExecMainStartTimestampMonotonic", "").isdigit():
         return True  # not told
-    born = process.ref.start * (1000000 // TICKS)
-    late = ended.isdigit() and int(ended) >= int(begun) and born > int(ended) + 1000000
-    return int(begun) > 0 and born >= int(begun) - 20000 and not late
+    return state.in_last_life(process.ref.start / TICKS)
 
 
 def _others(state: UnitState) -> tuple[set[int], bool]:
@@ -131,8 +118,7 @@ def _others(state: UnitState) -> tuple[set[int], bool]:
         except ServingError:
             engines.append(None)
             continue
-        unit = str(definition.get("unit") or "")
-        if unit and state.name == (unit if "." in unit else unit + ".service"):
+        if state.name == _service.unit_of(definition):
             own_engine = definition.get("engine")
             continue
         engines.append(definition.get("engine"))

@@ -17,7 +17,14 @@ import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _asking, _clients, _containers, _inspected
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _asking,
+    _clients,
+    _containers,
+    _files,
+    _inspected,
+    _systemd,
+)
 from ansible_collections.gpuops.serving.plugins.module_utils._clients import UNTOLD
 from ansible_collections.gpuops.serving.plugins.module_utils._ownership import Owned
 from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
@@ -263,11 +270,17 @@ class World:
         self.rows: t.List[Process] = [CLIENT, ENGINE]
         self.raw = {"User": "", "ExecMainStartTimestampMonotonic": "%d" % ((time.monotonic() - 50) * 1e6)}
         self.state = UnitState("qwen.service", load_state="loaded", main_pid=100, control_group=HERE, raw=self.raw)
-        self.tracker = _containers.Tracker(self.ask, self.read, now=lambda: NOW)
+        self.clock = 0.0
+        self.slow: t.Dict[str, float] = {}  # seconds that each kind of answer takes
+        self.tracker = _containers.Tracker(self.ask, self.read, now=lambda: NOW, monotonic=lambda: self.clock)
 
     def ask(self, words: t.List[str], timeout: float) -> t.Tuple[int, str, str]:
         assert 0 < timeout <= _containers.ANSWER
         self.asked.append(words)
+        slow = self.slow.get(words[0].rsplit("/", 1)[-1], 0.0)
+        self.clock += min(timeout, slow)
+        if slow > timeout:
+            return -1, "", "no answer within %.3g s" % timeout
         if words[0] == "busctl":
             assert words[4] == "/org/freedesktop/systemd1/unit/qwen_2eservice"
             data: t.List[t.Any] = {
@@ -283,7 +296,9 @@ class World:
                 return 0, json.dumps([row]), ""
         return 1, "[]", "Error: No such container: %s" % words[-1]
 
-    def read(self, refs: t.List[ProcessRef], _timeout: float) -> t.Dict[ProcessRef, _asking.Said]:
+    def read(self, refs: t.List[ProcessRef], timeout: float) -> t.Dict[ProcessRef, _asking.Said]:
+        assert 0 < timeout <= _containers.ANSWER
+        self.clock += min(timeout, self.slow.get("read", 0.0))
         known = ((ref, self.lines.get(ref.pid)) for ref in refs)
         return {ref: _asking.Said(shlex.split(said[0]), said[1]) for ref, said in known if said is not None}
 
@@ -324,6 +339,12 @@ class World:
 
 def rfc(moment: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + ".123456789Z"
+
+
+@pytest.fixture(autouse=True)
+def awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The made-up host has never slept, whatever the one has that the tests run on."""
+    monkeypatch.setattr(_systemd, "_suspended", lambda: 0.0)
 
 
 @pytest.fixture(name="world")
@@ -465,14 +486,14 @@ def test_a_file_with_the_id(world: World, tmp_path: pathlib.Path, monkeypatch: p
     for content, mode in (("engine", 0o644), (A, 0o666), (A + "x", 0o644)):
         path.write_text(content)
         path.chmod(mode)
-        assert _containers._written_id(str(path)) == ""
+        assert _files.ids([str(path)], 5.0) == {str(path): ""}
     path.write_text(A)
     path.chmod(0o644)
     link = tmp_path / "link"
     link.symlink_to(path)
-    assert _containers._written_id(str(link)) == ""
+    assert _files.ids([str(link)], 5.0) == {str(link): ""}
     os.mkfifo(tmp_path / "fifo")
-    assert _containers._written_id(str(tmp_path / "fifo")) == ""
+    assert _files.ids([str(tmp_path / "fifo")], 5.0) == {str(tmp_path / "fifo"): ""}
 
 
 def test_a_container_that_does_not_run_is_nobody_s_business(world: World) -> None:
@@ -582,6 +603,114 @@ def test_other_clients_do_not_matter(world: World, place: str) -> None:
     world.rows += [process(200, "docker", cgroup=place)]
     world.lines[200] = "docker start -a %s" % ("other" if "service" in place else "engine"), {}
     assert world.look() == [A]
+
+
+# How long it may take
+
+
+@pytest.mark.parametrize(
+    "hangs", [{"busctl": 60}, {"docker": 60}, {"read": 60}, {"busctl": 60, "docker": 60, "read": 60}]
+)
+def test_all_looks_of_one_stop_have_one_limit(world: World, hangs: t.Dict[str, float]) -> None:
+    """A daemon, systemd or a client that hangs is named, and does not make the stop late."""
+    world.start("docker run --name engine img")
+    world.lines.clear() if "read" in hangs else None
+    world.contain()
+    world.rows += [process(200, "docker", cgroup="/system.slice/other.service")]
+    world.slow = hangs
+    for life in range(20):  # each asks everything again
+        world.state.invocation_id = str(life)
+        world.look()
+    assert _containers.SECONDS <= world.clock <= _containers.SECONDS + 0.001
+    assert "could not be told within 3 s" in " ".join(world.tracker.warnings)
+    asked = len(world.asked)
+    world.state.invocation_id = "more"
+    world.look()
+    assert (len(world.asked), world.clock <= _containers.SECONDS + 0.001) == (asked, True)
+
+
+def test_what_was_found_before_the_time_was_used_up_stays(world: World) -> None:
+    world.start("docker run --name engine img")
+    world.contain()
+    world.slow = {"docker": 1.6}
+    assert world.look() == [A]
+    world.ended(1)
+    assert world.look() == [A]
+    assert any("left alone" in text or "looked up" in text for text in world.tracker.warnings)
+
+
+def test_a_manager_that_hangs_costs_a_unit_without_a_client_nothing(world: World) -> None:
+    world.slow = {"docker": 60, "podman": 60}
+    world.start("vllm serve model")
+    world.rows = [process(100, "vllm"), process(200, "docker", cgroup="/system.slice/other.service"), ENGINE]
+    assert (world.look(), world.inspected, world.clock, world.tracker.warnings) == ([], [], 0.0, [])
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_a_systemd_that_does_not_tell_is_named_where_there_is_a_manager(
+    world: World, monkeypatch: pytest.MonkeyPatch, present: bool
+) -> None:
+    monkeypatch.setattr(_containers, "program", lambda name: "/usr/bin/" + name if present else "")
+    monkeypatch.setattr(world.tracker, "_ask", lambda _words, _limit: (1, "", "no bus"))
+    world.rows = [process(100, "vllm")]
+    assert world.look() == []
+    assert ["no bus" in text for text in world.tracker.warnings] == [True] * present
+
+
+@pytest.mark.parametrize("name, load", [("run-r1.scope", "loaded"), ("qwen.service", "not-found")])
+def test_what_has_no_commands_is_not_asked_for_them(world: World, name: str, load: str) -> None:
+    world.state.name, world.state.load_state = name, load
+    world.rows = []
+    assert (world.look(), world.asked, world.tracker.warnings) == ([], [], [])
+
+
+def stick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of this name hang, as those of a dead file server do."""
+    real = os.open
+
+    def opener(path: t.Any, *rest: t.Any, **more: t.Any) -> int:
+        if str(path).endswith("stuck"):
+            time.sleep(60)
+        return real(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", opener)
+    monkeypatch.setattr(_containers, "FILES", 0.3)
+
+
+def test_an_environment_file_that_hangs(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    """Which daemon is meant may be in it, so nothing is guessed; a live client tells all by itself."""
+    stick(monkeypatch)
+    world.exec_start = [["/usr/bin/docker", "run", "--name", "engine", "img"]]
+    world.files = [str(tmp_path / "none"), str(tmp_path / "stuck")]
+    world.contain()
+    world.rows = [ENGINE]
+    began = time.monotonic()
+    assert world.look() == []
+    assert time.monotonic() - began < 5
+    assert 'EnvironmentFile= "%s"' % (tmp_path / "stuck") in world.tracker.warnings[0]
+    told = World()
+    told.exec_start, told.files = world.exec_start, world.files
+    told.lines[100] = "docker run --name engine img", {}
+    told.contain()
+    assert told.look() == [A]
+
+
+def test_a_file_with_an_id_that_hangs(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    stick(monkeypatch)
+    world.start("docker run --cidfile %s img" % (tmp_path / "stuck"))
+    world.contain()
+    began = time.monotonic()
+    assert world.look() == []
+    assert time.monotonic() - began < 5
+    assert "cannot be told from its ExecStart=" in world.tracker.warnings[0]
+    # That of another unit's client may name the container of this one.
+    other = World()
+    other.start("docker start -a engine")
+    other.contain()
+    other.rows += [process(200, "docker", cgroup="/system.slice/other.service")]
+    other.lines[200] = "docker run --cidfile %s img" % (tmp_path / "stuck"), {}
+    assert other.look() == []
+    assert "cannot be read in time" in other.tracker.warnings[0]
 
 
 # Whose container it is
@@ -719,7 +848,9 @@ def test_a_machine_outside_the_unit(world: World, scope: str) -> None:
 
 def test_a_machine_of_an_earlier_life_is_known_by_its_root(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: t.List[t.Tuple[int, str]] = []
-    monkeypatch.setattr(_containers, "_same_folder", lambda pid, folder: bool(seen.append((pid, folder)) or True))
+    monkeypatch.setattr(
+        _containers, "_same_folder", lambda pid, folder, _limit: bool(seen.append((pid, folder)) or True)
+    )
     world.start("systemd-nspawn -D /srv/web /engine")
     world.rows = [process(500, cgroup="/machine.slice/machine-web.scope/payload")]
     assert world.look() == ["web"]
@@ -727,10 +858,10 @@ def test_a_machine_of_an_earlier_life_is_known_by_its_root(world: World, monkeyp
 
 
 def test_the_root_of_a_process() -> None:
-    assert _containers._same_folder(os.getpid(), "/")
-    assert not _containers._same_folder(os.getpid(), "/proc")
-    assert not _containers._same_folder(os.getpid(), "/nonexistent")
-    assert not _containers._same_folder(os.getpid(), "")
+    assert _containers._same_folder(os.getpid(), "/", 5.0)
+    assert not _containers._same_folder(os.getpid(), "/proc", 5.0)
+    assert not _containers._same_folder(os.getpid(), "/nonexistent", 5.0)
+    assert not _containers._same_folder(os.getpid(), "", 5.0)
 
 
 def test_a_machine_in_the_unit_s_own_group_needs_no_look(world: World) -> None:

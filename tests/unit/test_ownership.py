@@ -13,7 +13,12 @@ import typing as t
 
 import pytest
 import yaml
-from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _service
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _accounts,
+    _ownership,
+    _service,
+    _systemd,
+)
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import TICKS, Process, ProcessRef, Table
@@ -59,6 +64,8 @@ def outsider(monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller is none of the made-up processes, and nobody has a namespace unless a test says so."""
     monkeypatch.setattr(_ownership, "own_line", lambda _table: {1})
     monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 4026531840)
+    monkeypatch.setattr(_systemd, "_suspended", lambda: 0.0)
+    _accounts.group_name.cache_clear()
 
 
 def unit(**facts: t.Any) -> UnitState:
@@ -154,6 +161,39 @@ def test_a_namespace_of_its_own_is_evidence(monkeypatch: pytest.MonkeyPatch) -> 
     assert ways(later, 101) == ["mount_namespace"]
 
 
+def test_who_was_found_by_a_namespace_leads_to_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody's shell in the service's namespace may enter the next one."""
+    strange = {100: 5, 101: 5, 102: 6, 104: 7}
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: strange.get(pid, 4026531840))
+    rows = [*BASE, process(100, cgroup=HERE), process(101), process(102), process(103, 101), process(104)]
+    first = _ownership.of_unit(Table(rows), unit())
+    assert (pids(first), first.namespaces) == ([100, 101, 103], {5})
+    strange.update({101: 6, 103: 7})
+    second = _ownership.of_unit(Table(rows), unit(), previous=first)
+    assert (pids(second), second.namespaces) == ([100, 101, 103], {5})
+    # A firmly owned one does lead to where it went.
+    strange[100] = 6
+    third = _ownership.of_unit(Table(rows), unit(), previous=second)
+    assert (pids(third), ways(third, 102)) == ([100, 101, 102, 103], ["mount_namespace"])
+
+
+def test_a_namespace_that_all_have_left_is_another_one_when_its_number_is_in_use_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strange = {100: 5, 101: 5, 102: 5}
+    monkeypatch.setattr(_ownership, "_mount_namespace", lambda pid: strange.get(pid, 4026531840))
+    first = _ownership.of_unit(Table([*BASE, process(100, cgroup=HERE), process(101)]), unit())
+    kept = _ownership.of_unit(Table([*BASE, process(101), process(102)]), unit(), previous=first)
+    assert (pids(kept), kept.namespaces) == ([101, 102], {5})
+    for rows in ([process(102)], [process(101, start=900), process(102)], [process(101, state="Z"), process(102)]):
+        assert 102 not in pids(_ownership.of_unit(Table([*BASE, *rows]), unit(), previous=first))
+    empty = _ownership.of_unit(Table(BASE), unit(), previous=kept)
+    assert (empty.namespaces, pids(_ownership.of_unit(Table([*BASE, process(102)]), unit(), previous=empty))) == (
+        set(),
+        [],
+    )
+
+
 def test_descent() -> None:
     table = Table([*BASE, process(100, cgroup=HERE), process(101, 100), process(102, 101), process(103)])
     owned = _ownership.of_unit(table, unit())
@@ -195,6 +235,24 @@ def test_the_session_of_the_dead_main_process() -> None:
 
 def test_a_later_session_with_the_number_of_the_dead_main_process() -> None:
     assert pids(_ownership.of_unit(*ended_main(start=30 * TICKS, ended=20))) == []
+
+
+@pytest.mark.parametrize(("born", "proved"), [(19, True), (20, True), (21, False), (1010, False)])
+def test_on_a_host_that_slept_only_what_is_sure_proves_a_session(
+    monkeypatch: pytest.MonkeyPatch, born: int, proved: bool
+) -> None:
+    """systemd's clock stood still for 1000 s, before or after the end at its 20 s."""
+    monkeypatch.setattr(_systemd, "_suspended", lambda: 1000.0)
+    assert pids(_ownership.of_unit(*ended_main(start=born * TICKS, ended=20))) == ([101] if proved else [])
+
+
+def test_stamps_that_are_no_numbers_prove_nothing() -> None:
+    for text in (
+        "ExecMainPID=99\nExecMainExitTimestampMonotonic=\n",
+        "ExecMainPID=x\nExecMainExitTimestampMonotonic=9\n",
+    ):
+        table, _state = ended_main(start=1, ended=20)
+        assert pids(_ownership.of_unit(table, parse_show("qwen.service", text))) == []
 
 
 def test_what_an_earlier_look_found_stays_owned() -> None:
@@ -499,7 +557,7 @@ def test_a_definition_that_cannot_be_read_may_be_of_the_same_engine(definitions:
 
 @pytest.mark.parametrize(
     ("began", "ended", "taken"),
-    [(0.5, 0, True), (0.5, 2.0, True), (2.0, 0, False), (0.1, 0.2, True), (0.1, 0.15, True), (0, 0, False)],
+    [(0.5, 0, True), (0.5, 2.0, True), (2.5, 0, False), (0.1, 0.2, True), (0.1, 0.15, True), (0, 0, False)],
 )
 def test_only_one_of_the_last_life_is_taken(began: float, ended: float, taken: bool) -> None:
     raw = {"User": "5", "ExecMainStartTimestampMonotonic": "%d" % (began * 1e6)}
@@ -509,6 +567,32 @@ def test_only_one_of_the_last_life_is_taken(began: float, ended: float, taken: b
     assert owned.suspects == ([] if taken else [ProcessRef(101, int(1.0 * TICKS))])
     late = titled(orphan(start=int(3.5 * TICKS)), raw=raw)
     assert pids(late) == ([101] if began > 0 and ended == 0 else [])
+
+
+def test_on_a_host_that_slept_a_title_is_taken_only_of_what_is_surely_of_the_last_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = {"User": "5", "ExecMainStartTimestampMonotonic": "10000000"}
+    rows = [orphan(start=11 * TICKS), orphan(102, start=1011 * TICKS)]
+    assert pids(titled(*rows, raw=raw)) == [101, 102]
+    monkeypatch.setattr(_systemd, "_suspended", lambda: 1000.0)
+    owned = titled(*rows, raw=raw)
+    assert (pids(owned), [ref.pid for ref in owned.suspects]) == ([102], [101])
+
+
+def test_a_directory_server_is_asked_once_for_each_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: t.List[int] = []
+
+    def unknown(gid: int) -> t.NoReturn:
+        asked.append(gid)
+        raise KeyError(gid)
+
+    monkeypatch.setattr("grp.getgrgid", unknown)
+    rows = [orphan(pid, gids=(5, 10, 11, 12)) for pid in range(101, 121)]
+    owned = None
+    for _look in range(3):
+        owned = titled(FRONT, *rows, orphan(300, cgroup=SCOPE, gids=(5, 12)), previous=owned)
+    assert sorted(asked) == [5, 10, 11, 12]
 
 
 def test_of_a_dead_service_the_user_is_the_unit_s() -> None:

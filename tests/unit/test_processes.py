@@ -10,7 +10,7 @@ import signal
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _processes
+from ansible_collections.gpuops.serving.plugins.module_utils import _accounts, _processes
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef, Table
 
 
@@ -121,6 +121,67 @@ def test_what_counts_as_gone(proc: pathlib.Path, state: str, threads: int, gone:
     process = Table.snapshot(str(proc)).get(5)
     assert process is not None
     assert process.gone is gone
+
+
+LEGACY = "1:name=systemd:%s\n0::/\n"
+
+
+@pytest.mark.parametrize(
+    ("groups", "path"),
+    [
+        ({}, "/"),
+        ({"5": "/", "6": "/", "7": "/system.slice/qwen.service"}, "/system.slice/qwen.service"),
+        # Whichever comes last in the alphabet is not more right than another.
+        ({"5": "/", "6": "/a.slice", "10": "/z.slice"}, "/a.slice"),
+        ({"5": "/", "6": None, "7": "/a.slice"}, "/a.slice"),
+        ({"5": "/", "6": None}, "/"),
+        (None, "/"),
+    ],
+)
+def test_the_group_of_a_process_whose_main_thread_has_ended(
+    proc: pathlib.Path, groups: t.Optional[t.Dict[str, t.Optional[str]]], path: str
+) -> None:
+    """Its other threads tell; with none left to ask, it is still a process."""
+    write_process(proc, 5, state="Z", threads=4, cgroup=LEGACY % "/")
+    for thread, group in (groups or {}).items():
+        (proc / "5" / "task" / thread).mkdir(parents=True)
+        if group is not None:
+            (proc / "5" / "task" / thread / "cgroup").write_text(LEGACY % group)
+    if groups == {}:
+        (proc / "5" / "task").mkdir()
+    process = Table.snapshot(str(proc)).get(5)
+    assert process is not None
+    assert process.cgroup == path
+
+
+def test_the_threads_of_a_process(proc: pathlib.Path) -> None:
+    for thread in ("10", "9", "100"):
+        (proc / "9" / "task" / thread).mkdir(parents=True)
+    assert _processes.threads(9, str(proc)) == ["9", "10", "100"]
+    assert _processes.threads(8, str(proc)) == []
+    assert str(os.getpid()) in _processes.threads("self")
+
+
+def test_a_directory_server_is_asked_once_for_each_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: t.List[t.Any] = []
+
+    def unknown(key: t.Any) -> t.NoReturn:
+        asked.append(key)
+        raise KeyError(key)
+
+    for room in ("pwd.getpwuid", "pwd.getpwnam", "grp.getgrgid"):
+        monkeypatch.setattr(room, unknown)
+    kept = (_accounts.account, _accounts.account_of, _accounts.group_name)
+    for known in kept:
+        known.cache_clear()
+    try:
+        for _look in range(3):
+            assert _processes.user_name(4321) == "4321"
+            assert (_accounts.account_of("nobody-here"), _accounts.group_name(4322)) == (None, "")
+        assert asked == [4321, "nobody-here", 4322]
+    finally:
+        for known in kept:
+            known.cache_clear()
 
 
 def test_a_process_that_ends_while_it_is_read_is_left_out(proc: pathlib.Path) -> None:

@@ -11,7 +11,7 @@ import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _journal, _systemd
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _files, _journal, _systemd
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
 
 RUNNING = """Restart=always
@@ -61,6 +61,79 @@ def test_a_file_written_after_the_start_is_a_change(tmp_path: t.Any, kind: str, 
     text = "Id=a.service\nExecMainStartTimestampMonotonic=%d\n%s=/none %s (ignore_errors=no)\n" % (started, kind, path)
     assert _systemd.parse_show("a.service", text).as_result()["changed_since_start"] is changed
     assert not _systemd.parse_show("a.service", text.replace(str(started), "0")).changed_since_start
+
+
+def test_only_files_that_may_be_elsewhere_are_looked_at_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child for each answer costs more than a look, and a look at a dead file server hangs."""
+    far: t.List[t.Any] = []
+    looked: t.List[str] = []
+    real = os.stat
+    monkeypatch.setattr(_bounded, "run", lambda _look, limit, key: far.append((limit, key)) or _bounded.Outcome("ok"))
+    monkeypatch.setattr(_files.os, "stat", lambda path, *rest, **more: looked.append(path) or real(path, *rest, **more))
+    started = int((time.monotonic() - 100) * 1e6)
+    links = ("/etc/mtab", "/etc/os-release")
+    assert os.path.islink(links[0]) or os.path.islink(links[1])
+    for paths, near, away in (
+        ("/etc/hostname /etc/default/none", ["/etc/hostname", "/etc/default/none"], False),
+        (
+            "/run/systemd/system/none.service /usr/lib/none",
+            ["/run/systemd/system/none.service", "/usr/lib/none"],
+            False,
+        ),
+        ("/home/engine/env", [], True),
+        ("/etc/hostname /srv/env", ["/etc/hostname"], True),
+        ("/etc/../srv/env", [], True),
+        ("/run/user/5/env", [], True),
+        (next(link for link in links if os.path.islink(link)), [], True),
+    ):
+        looked.clear()
+        far.clear()
+        text = "ExecMainStartTimestampMonotonic=%d\nFragmentPath=%s\n" % (started, paths)
+        _systemd.parse_show("a.service", text).as_result()
+        assert ([path for path in looked if isinstance(path, str)], far) == (
+            near,
+            [(_systemd.LOOKING, "files-of-a.service")] * away,
+        )
+
+
+def test_a_file_on_a_dead_server_does_not_hold_up_the_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: t.Any) -> None:
+    real = os.stat
+
+    def stat(path: t.Any, *rest: t.Any, **more: t.Any) -> t.Any:
+        if str(path).endswith("stuck"):
+            time.sleep(60)
+        return real(path, *rest, **more)
+
+    (tmp_path / "changed").write_text("")
+    started = int((time.monotonic() - 100) * 1e6)
+    text = "ExecMainStartTimestampMonotonic=%d\nEnvironmentFiles=%s/changed (ignore_errors=no) %s/stuck\n"
+    monkeypatch.setattr(_files.os, "stat", stat)
+    monkeypatch.setattr(_systemd, "LOOKING", 0.3)
+    began = time.monotonic()
+    assert _systemd.parse_show("a.service", text % (started, tmp_path, tmp_path)).changed_since_start
+    assert time.monotonic() - began < 5
+
+
+def test_when_a_main_process_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_systemd, "_suspended", lambda: 0.0)
+    text = "ExecMainStartTimestampMonotonic=%s\nExecMainExitTimestampMonotonic=%s\n"
+    state = _systemd.parse_show("a.service", text % ("50000000", "60000000"))
+    assert (state.began, state.ended) == ((50.0, 50.0), (60.0, 60.0))
+    found = [state.in_last_life(moment) for moment in (48.9, 49.1, 55.0, 60.9, 61.1)]
+    assert found == [False, True, True, True, False]
+    assert [state.in_last_life(moment, 4.0) for moment in (64.9, 65.1)] == [True, False]
+    monkeypatch.setattr(_systemd, "_suspended", lambda: 8.0)
+    assert (state.began, state.ended) == ((50.0, 58.0), (60.0, 68.0))
+    assert [state.in_last_life(moment) for moment in (56.9, 57.1, 60.9, 61.1)] == [False, True, True, False]
+    for began, ended, lives in (("", "", None), ("0", "0", None), ("x", "-1", None), ("70000000", "60000000", True)):
+        state = _systemd.parse_show("a.service", text % (began, ended))
+        assert (state.ended, state.in_last_life(1e9)) == (None, bool(lives))
+
+
+def test_how_long_the_host_slept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_systemd.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(_systemd.time, "clock_gettime", lambda clock: {time.CLOCK_BOOTTIME: 130.0}[clock])
+    assert _systemd._suspended() == 30.0
 
 
 def test_a_unit_that_does_not_exist_is_a_state() -> None:
