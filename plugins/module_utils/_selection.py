@@ -11,7 +11,7 @@ import pwd
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Mapping, Pattern
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Pattern
 
 from . import _bounded, _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
@@ -44,8 +44,8 @@ MATCHING = 2.0  # seconds that a pattern may take on all processes
 LINE_READING = 4.0  # seconds that command lines which cannot be read may cost in all
 # What keeps the host, the sessions of its users and the way to it running.
 HOST_UNITS = re.compile(
-    r"(?:init\.scope|session-.*\.scope|user@.*\.service|systemd-.*\.service|sshd?(?:@.*)?\.service|"
-    r"dbus(?:-broker)?\.service)\Z"
+    r"(?:init\.scope|session-.*\.scope|user@.*\.service|systemd-(?!(?:nspawn|vmspawn)@).*\.service|"
+    r"sshd?(?:@.*)?\.service|dbus(?:-broker)?\.service)\Z"
 )
 SSH_SERVER = ("sshd", "sshd-session", "sshd-auth")
 CLOCK_SLIP = 1.0  # the boot time, the base of every create time, has whole seconds
@@ -76,6 +76,7 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
     """
     check_words(params)
     create_time, user = params.get("create_time"), params.get("user")
+    warnings: list[str] = []
     if params.get("unit"):
         unit = checked_unit(params["unit"], types)
         _systemd.require_floor()
@@ -89,13 +90,12 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
     if params.get("pid") is not None:
         if not 1 <= params["pid"] <= MOST_PID:
             raise UsageError('"pid" must be a process id from 1 to %d, not %s' % (MOST_PID, str(params["pid"])[:20]))
-        what = "the process %d" % params["pid"]
-        return _warned(Selection(what, by_pid(params["pid"], create_time, user)), params["pid"])
+        scan = by_pid(params["pid"], create_time, user, warnings)
+        return Selection("the process %d" % params["pid"], scan, warnings=warnings)
     if params.get("pidfile"):
-        found = pid_in_file(params["pidfile"])
         what = 'the process of the pid file "%s"' % params["pidfile"]
-        scan = by_pidfile(params["pidfile"], found, create_time, user)
-        return _warned(Selection(what, scan), found.pid if found else 0)
+        scan = by_pidfile(params["pidfile"], pid_in_file(params["pidfile"]), create_time, user, warnings)
+        return Selection(what, scan, warnings=warnings)
     if params.get("pattern"):
         if user is None:
             raise UsageError('"pattern" needs "user": without it, processes of anybody could be meant')
@@ -150,22 +150,16 @@ def nothing(selection: Selection) -> dict[str, Any]:
     }
 
 
-def _warned(selection: Selection, pid: int) -> Selection:
-    """Say who may start it again."""
-    process = Table.snapshot().get(pid)
-    if process is None or selection.scan is None:
-        return selection
-    unit, container = _ownership.attribute(process)
+def _keeper(process: Process) -> str:
+    """Who may start it again, as a warning; empty when it is in no container and no system service."""
+    unit, container = service_of(process), _ownership.attribute(process)[1]
     if container is not None:
         place, remedy = 'the container "%s"' % container, "stop the container"
-    elif unit is not None and unit.endswith(".service"):
+    elif unit is not None:
         place, remedy = 'the unit "%s"' % unit, "stop the unit"
     else:
-        return selection
-    selection.warnings.append(
-        "the process %d belongs to %s, which may start it again: %s instead" % (pid, place, remedy)
-    )
-    return selection
+        return ""
+    return "the process %d belongs to %s, which may start it again: %s instead" % (process.pid, place, remedy)
 
 
 def mark_of(service: str | None, unit: str | None, definition: Mapping[str, object]) -> int | None:
@@ -175,19 +169,11 @@ def mark_of(service: str | None, unit: str | None, definition: Mapping[str, obje
     it may be the one, and without the mark what wandered off would pass as somebody else's.
     """
     if not definition and unit:
-        unreadable: ServingError | None = None
-        for name in _service.names():
-            try:
-                candidate = _service.load(name)
-            except ServingError as error:
-                unreadable = unreadable or error
-                continue
-            if candidate.get("unit") and _systemd.unit_name(str(candidate["unit"])) == _systemd.unit_name(unit):
-                definition, service = candidate, name
-                break
-        else:
-            if unreadable is not None:
-                raise unreadable
+        found = _service.match(_systemd.unit_name(unit))
+        if found.unreadable is not None:
+            raise found.unreadable
+        if found.name is not None:
+            definition, service = found.definition, found.name
     gid = definition.get("mark_gid")
     if gid is None and service:
         gid = _ownership.group_id(_service.mark_group(service))
@@ -218,35 +204,62 @@ def _titles(engine: str | None, unit: str) -> Pattern[str] | None:
     """How the engine names its processes; without a word about it, that of the service that names the unit."""
     from . import _engines
 
-    service = None if engine else _service.of_unit(unit)
-    if service is not None:
-        engine = _service.load(service).get("engine")
+    if not engine:
+        engine = _service.match(unit).definition.get("engine")
         engine = engine if engine in _engines.PROFILES else None
     return _engines.titles(engine) if engine else None
 
 
-def by_pid(pid: int, create_time: float | None, user: str | None) -> Scan | None:
-    """What one process owns; None when there is no such process any more."""
+def by_pid(pid: int, create_time: float | None, user: str | None, warnings: list[str] | None = None) -> Scan | None:
+    """What one process owns; None when there is no such process any more. ``warnings`` gets what may undo its end."""
     table = Table.snapshot()
     process = table.get(pid)
     if process is None or process.gone:
         return None
-    _check(table, process, user)
+    return _of_process(table, process, create_time, user, warnings)
+
+
+def _of_process(
+    table: Table, process: Process, create_time: float | None, user: str | None, warnings: list[str] | None
+) -> Scan:
+    """What this very process owns, and never one that gets its number after it was checked."""
+    why = untouchable(table, process)
+    if why:
+        raise Refused(why)
+    if user is not None and process.uid != user_id(user):
+        raise Refused(
+            'the process %d "%s" belongs to the user "%s", not to "%s"'
+            % (process.pid, process.name, process.user, user)
+        )
     if create_time is not None and abs(process.create_time - create_time) > CLOCK_SLIP:
         raise Refused(
             'the process %d is "%s" now: it was created at %.2f, not at %.2f'
-            % (pid, process.name, process.create_time, create_time)
+            % (process.pid, process.name, process.create_time, create_time)
         )
-    return _of_refs([process.ref])
+    warning = _keeper(process)
+    if warning and warnings is not None:
+        warnings.append(warning)
+
+    def scan(now: Table, _state: UnitState | None, previous: Owned | None) -> Owned:
+        return _ownership.of_pids(now, [process.ref], previous=previous)
+
+    return scan
 
 
-def by_pidfile(path: str, found: PidFile | None, create_time: float | None, user: str | None) -> Scan | None:
+def by_pidfile(
+    path: str,
+    found: PidFile | None,
+    create_time: float | None,
+    user: str | None,
+    warnings: list[str] | None = None,
+) -> Scan | None:
     """What the process in a pid file owns.
 
     It must be older than the file, else the number was given anew, and the file must be root's or its own user's, else
     somebody names a process that is none of his.
     """
-    process = Table.snapshot().get(found.pid) if found is not None else None
+    table = Table.snapshot()
+    process = table.get(found.pid) if found is not None else None
     if found is None or process is None or process.gone:
         return None
     if found.open_to_others or found.owner not in (0, process.uid):
@@ -262,13 +275,14 @@ def by_pidfile(path: str, found: PidFile | None, create_time: float | None, user
             'the process %d in "%s" is another one now: "%s" was created %.0f s after the file was written'
             % (found.pid, path, process.name, process.create_time - found.written)
         )
-    return by_pid(found.pid, create_time, user)
+    return _of_process(table, process, create_time, user, warnings)
 
 
 def by_pattern(pattern: str, user: str) -> Scan:
     """What the processes of a user own whose name or command line the pattern is found in.
 
     A match in a service's unit is refused at the first look, and no match at the later ones: its unit is what to name.
+    Whoever comes to fit during the stop, by a name or program that it takes on, is stopped too.
     """
     try:
         if re.compile(pattern).search("") is not None:
@@ -276,40 +290,59 @@ def by_pattern(pattern: str, user: str) -> Scan:
     except (re.error, RecursionError, OverflowError) as error:
         raise UsageError('the pattern "%s" is not a regular expression: %s' % (pattern, error)) from error
     uid = user_id(user)
-    known: dict[ProcessRef, bool] = {}
+    chosen: set[ProcessRef] = set()
+    lines: dict[ProcessRef, _Line] = {}
+    tried: dict[str, bool] = {}  # the texts that processes bear now, and whether the pattern is found in them
     left = LINE_READING
 
     def scan(table: Table, _state: UnitState | None, previous: Owned | None) -> Owned:
-        nonlocal left
+        nonlocal lines, tried, left
         spared = _processes.own_line(table)
         candidates = [
             p
             for p in table
             if p.uid == uid and p.pid > 1 and p.pid not in spared and not p.kernel_thread and not p.gone
         ]
-        unread = [p for p in candidates if p.ref not in known]
+        waiting = [p for p in candidates if p.ref not in chosen]
+        unread = [p for p in waiting if p.ref not in lines or not lines[p.ref].stands_for(p)]
         began = time.monotonic()
-        lines = _processes.command_lines([p.ref for p in unread], max(0.1, min(2.0, left))) if unread else {}
-        if len(lines) < len(unread):  # one that hangs must not make every look of a long stop slow
+        read = _processes.command_lines([p.ref for p in unread], max(0.1, min(2.0, left))) if unread else {}
+        if len(read) < len(unread):  # one that hangs must not make every look of a long stop slow
             left -= time.monotonic() - began
-        found = _search(pattern, [[p.name, lines.get(p.ref, "")] for p in unread], previous is None)
-        for process, fits in zip(unread, found):
+        fresh = {p.ref: _Line(p.name, p.settled, read[p.ref]) for p in unread if p.ref in read}
+        lines = {p.ref: fresh.get(p.ref) or lines[p.ref] for p in waiting if p.ref in fresh or p.ref in lines}
+        borne = {text for p in waiting for text in (p.name, lines[p.ref].text if p.ref in lines else "")}
+        tried = {text: fits for text, fits in tried.items() if text in borne}
+        tried.update(_search(pattern, sorted(borne - set(tried)), previous is None))
+        for process in waiting:
+            if not tried[process.name] and not (process.ref in lines and tried[lines[process.ref].text]):
+                continue
             unit = service_of(process)
-            if fits and unit is not None and previous is None:
+            if unit is not None and previous is None:
                 raise Refused(
                     'nothing was signalled: the pattern "%s" fits the process %d "%s" of the unit "%s": '
                     "name the unit instead, or give a narrower pattern" % (pattern, process.pid, process.name, unit)
                 )
-            why = untouchable(table, process) if fits and unit is None else ""
+            why = untouchable(table, process) if unit is None else ""
             if why and previous is None:
                 raise Refused('nothing was signalled: the pattern "%s" is too wide: %s' % (pattern, why))
-            # A line that could not be read in time is read again at the next look.
-            if fits or process.ref in lines:
-                known[process.ref] = fits and unit is None and not why
-        refs = [p.ref for p in candidates if known.get(p.ref)]
-        return _ownership.of_pids(table, refs, previous=previous)
+            if unit is None and not why:
+                chosen.add(process.ref)
+        return _ownership.of_pids(table, [p.ref for p in candidates if p.ref in chosen], previous=previous)
 
     return scan
+
+
+class _Line(NamedTuple):
+    """A command line as it was when the process bore this name."""
+
+    name: str
+    settled: bool
+    text: str
+
+    def stands_for(self, process: Process) -> bool:
+        """Whether it needs no other reading: who is young may be about to become another program."""
+        return self.settled and self.name == process.name
 
 
 def service_of(process: Process) -> str | None:
@@ -321,38 +354,20 @@ def service_of(process: Process) -> str | None:
     return None if managed else unit
 
 
-def _search(pattern: str, rows: list[list[str]], first: bool) -> list[bool]:
-    """In which rows the pattern is found; in a child, since some patterns take longer than anybody lives."""
-    if not rows:
-        return []
+def _search(pattern: str, texts: list[str], first: bool) -> dict[str, bool]:
+    """In which texts the pattern is found; in a child, since some patterns take longer than anybody lives."""
+    if not texts:
+        return {}
 
     def search(_report: _bounded.Report) -> list[bool]:
         expression = re.compile(pattern)
-        return [any(expression.search(text) for text in row) for row in rows]
+        return [expression.search(text) is not None for text in texts]
 
     outcome = _bounded.run(search, MATCHING)
     if outcome.ok:
-        return [bool(fits) for fits in outcome.value]
+        return dict(zip(texts, map(bool, outcome.value)))
     kind = Refused if first else ServingError
     raise kind('the pattern "%s" cannot be looked for: %s' % (pattern, outcome.error))
-
-
-def _of_refs(refs: list[ProcessRef]) -> Scan:
-    def scan(table: Table, _state: UnitState | None, previous: Owned | None) -> Owned:
-        return _ownership.of_pids(table, refs, previous=previous)
-
-    return scan
-
-
-def _check(table: Table, process: Process, user: str | None) -> None:
-    why = untouchable(table, process)
-    if why:
-        raise Refused(why)
-    if user is not None and process.uid != user_id(user):
-        raise Refused(
-            'the process %d "%s" belongs to the user "%s", not to "%s"'
-            % (process.pid, process.name, process.user, user)
-        )
 
 
 def untouchable(table: Table, process: Process) -> str:

@@ -61,18 +61,46 @@ def names(folder: str = FOLDER) -> t.List[str]:
     return sorted(entry[: -len(".json")] for entry in found if entry.endswith(".json"))
 
 
-def of_unit(unit: str, folder: str = "") -> t.Optional[str]:
-    """The name of the service whose definition names this unit."""
+class Match(t.NamedTuple):
+    """The service that a unit is defined by, if any, and why a definition that may be the one cannot be read."""
+
+    name: t.Optional[str]
+    definition: t.Dict[str, t.Any]
+    unreadable: t.Optional[ServingError]
+
+
+def unit_of(definition: t.Mapping[str, t.Any]) -> str:
+    """The full name of the unit that a definition names, empty when it names none."""
+    # Loaded where it is asked for: a module compiles what it imports on every run.
+    from ._systemd import unit_name
+
+    try:
+        return unit_name(str(definition.get("unit") or ""))
+    except ServingError:
+        return ""
+
+
+def match(unit: str, folder: str = "") -> Match:
+    """The service whose definition names this unit; either may leave the ending off."""
     folder = folder or FOLDER
-    wanted = unit if "." in unit else unit + ".service"
-    for name in names(folder):
+    wanted, unreadable = unit_of({"unit": unit}), None
+    for name in names(folder) if wanted else ():
         try:
-            if load(name, folder).get("unit") == wanted:
-                return name
-        except ServingError:
-            # What cannot be read cannot be matched; whoever works on that service by name is told.
+            definition = load(name, folder)
+        except ServingError as error:
+            unreadable = unreadable or error
             continue
-    return None
+        if unit_of(definition) == wanted:
+            return Match(name, definition, None)
+    return Match(None, {}, unreadable)
+
+
+def of_unit(unit: str, folder: str = "") -> t.Optional[str]:
+    """The name of the service that a unit is defined by.
+
+    What cannot be read cannot be matched; whoever works on that service by name is told.
+    """
+    return match(unit, folder).name
 
 
 def fill(params: t.Dict[str, t.Any], mapping: t.Mapping[str, str], folder: str = FOLDER) -> t.Dict[str, t.Any]:

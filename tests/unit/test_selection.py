@@ -19,10 +19,12 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _selection,
     _service,
     _stopping,
+    _titles,
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._places import Container
-from ansible_collections.gpuops.serving.plugins.module_utils._processes import Table
+from ansible_collections.gpuops.serving.plugins.module_utils._processes import Process, ProcessRef, Table
+from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
 from host import process
 
 
@@ -69,6 +71,16 @@ def test_the_mark_of_a_unit_is_that_of_the_service_that_names_it(monkeypatch: py
         _selection.mark_of(None, "other.service", {})  # it may be the one
     definitions(monkeypatch, c={"unit": "x.service"}, d={})
     assert _selection.mark_of(None, "other.service", {}) is None
+
+
+def test_the_engine_and_the_mark_are_found_by_any_name_of_a_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for defined in ("gpuops-qwen2.5", "gpuops-qwen2.5.service"):
+        definitions(monkeypatch, a={"unit": defined, "mark_gid": 987654, "engine": "vllm"})
+        for unit in ("gpuops-qwen2.5", "gpuops-qwen2.5.service"):
+            assert _selection.mark_of(None, unit, {}) == 987654
+            assert _selection._titles(None, unit) is not None
+        state = UnitState("gpuops-qwen2.5.service")
+        assert _titles._others(state) == (set(), True)  # it is not a service beside itself
 
 
 def test_command_lines_that_cannot_be_read_do_not_make_every_look_slow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +229,8 @@ def test_a_pattern_that_fits_a_service_is_refused(
         *(("ssh.service", True), ("sshd.service", True), ("ssh@5-10.0.0.1:22-10.0.0.2:999.service", True)),
         *(("dbus.service", True), ("dbus-broker.service", True), ("systemd-udevd.service", True)),
         *(("sshx.service", False), ("dbus-x.service", False), ("my-ssh.service", False)),
+        *(("systemd-nspawn@engine.service", False), ("systemd-vmspawn@engine.service", False)),
+        *(("systemd-nspawn.service", True), ("systemd-fsck@nspawn@1.service", True)),
     ],
 )
 def test_units_that_the_host_and_the_way_to_it_need(monkeypatch: pytest.MonkeyPatch, name: str, refused: bool) -> None:
@@ -249,6 +263,130 @@ def test_the_ssh_server_and_its_connections_are_refused(monkeypatch: pytest.Monk
     table = Table([process(10, name="sshd-like", cgroup=place)])
     monkeypatch.setattr(Table, "snapshot", lambda: table)
     assert _selection.by_pid(10, None, None) is not None
+
+
+USER_MANAGER = "/user.slice/user-1000.slice/user@1000.service"
+
+
+@pytest.mark.parametrize("place", ["/app.slice/x.service", "/app.slice/x.scope", "/x.service/nested", "/session.slice"])
+def test_nobody_is_told_to_stop_the_manager_of_a_user(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """It would end all of that user's work, and is refused."""
+    table = Table([process(10, cgroup=USER_MANAGER + place)])
+    monkeypatch.setattr(Table, "snapshot", lambda: table)
+    chosen = _selection.select({"pid": 10})
+    assert chosen.scan is not None
+    assert chosen.warnings == []
+
+
+@pytest.mark.parametrize("created", [None, 1.0])
+@pytest.mark.parametrize("selector", ["pid", "pidfile"])
+def test_who_was_checked_is_who_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, selector: str, created: t.Optional[float]
+) -> None:
+    """However often the process table is read meanwhile, and whoever bears the number by then."""
+    path = tmp_path / "engine.pid"
+    path.write_text("10\n")
+    checked = process(10, cgroup="/", name="engine")
+    heir = process(10, cgroup="/system.slice/other.service", ref=ProcessRef(10, 150), name="heir", uid=1)
+    shown = [checked]
+    monkeypatch.setattr(Table, "snapshot", lambda: Table([shown.pop(0) if shown else heir]))
+    given = {"pid": 10} if selector == "pid" else {"pidfile": str(path)}
+    chosen = _selection.select(dict(given, create_time=created))
+    assert chosen.scan is not None
+    assert chosen.warnings == []
+    assert chosen.scan(Table([heir]), None, None).processes == {}
+    assert set(chosen.scan(Table([checked]), None, None).processes) == {checked.ref}
+
+
+class Lines:
+    """The command lines of a made-up host, and how often each was read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.texts: t.Dict[int, str] = {}
+        self.read: t.List[int] = []
+        monkeypatch.setattr(_processes, "command_lines", self)
+
+    def __call__(self, refs: t.Iterable[ProcessRef], _limit: float) -> t.Dict[ProcessRef, str]:
+        wanted = list(refs)
+        self.read += [ref.pid for ref in wanted]
+        return {ref: self.texts[ref.pid] for ref in wanted if ref.pid in self.texts}
+
+
+def fitting(scan: t.Any, previous: t.Any, *processes: Process) -> t.Any:
+    return scan(Table(processes), None, previous)
+
+
+def pids(owned: t.Any) -> t.List[int]:
+    return sorted(ref.pid for ref in owned.processes)
+
+
+def test_a_worker_that_becomes_another_program_during_the_stop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    lines.texts = {10: "serve it", 11: "sh -c worker"}
+    scan = _selection.by_pattern("^serve|^WORKER", "root")
+    front = process(10, cgroup="/", settled=True)
+    first = fitting(scan, None, front, process(11, cgroup="/", name="python3"))
+    assert pids(first) == [10]
+    lines.texts[11] = "serve worker"  # the same name, another program
+    assert pids(fitting(scan, first, front, process(11, cgroup="/", name="python3"))) == [10, 11]
+    assert lines.read == [10, 11, 11]
+
+
+def test_who_takes_on_another_name_during_the_stop_is_found_however_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    lines.texts = {11: "x", 12: "x", 13: "x"}
+    scan = _selection.by_pattern("^WORKER|^serve", "root")
+    old = [process(pid, cgroup="/", name="python3", settled=True) for pid in (11, 12, 13)]
+    owned = fitting(scan, None, *old)
+    assert pids(owned) == []
+    owned = fitting(scan, owned, *old)
+    assert lines.read == [11, 12, 13]  # nobody is read again who has neither changed nor is young
+    lines.texts[12] = "serve it"
+    changed = [process(11, cgroup="/", name="WORKER", settled=True), process(12, cgroup="/", name="y", settled=True)]
+    owned = fitting(scan, owned, *changed, old[2])
+    assert pids(owned) == [11, 12]
+    # Once it was meant it stays so, whatever it is called then.
+    assert pids(fitting(scan, owned, *old)) == [11, 12]
+
+
+def test_a_line_read_while_the_process_was_young_is_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = Lines(monkeypatch)
+    lines.texts = {11: "sh"}
+    scan = _selection.by_pattern("^serve", "root")
+    owned = fitting(scan, None, process(11, cgroup="/"))
+    lines.texts = {11: "serve"}
+    owned = fitting(scan, owned, process(11, cgroup="/", settled=True))
+    assert pids(owned) == [11]
+    fitting(scan, owned, process(11, cgroup="/", settled=True))
+    assert lines.read == [11, 11]
+
+
+@pytest.mark.parametrize(
+    "facts", [{"cgroup": "/system.slice/x.service"}, {"cgroup": "/", "name": "sshd"}, {"cgroup": "/", "uid": 1}]
+)
+def test_whoever_comes_to_fit_is_left_alone_where_the_first_look_would_refuse_it(
+    monkeypatch: pytest.MonkeyPatch, facts: t.Dict[str, t.Any]
+) -> None:
+    lines = Lines(monkeypatch)
+    lines.texts = {11: "sh"}
+    scan = _selection.by_pattern("^serve", "root")
+    owned = fitting(scan, None, process(11, **facts))
+    lines.texts = {11: "serve"}
+    for _look in range(2):
+        owned = fitting(scan, owned, process(11, **facts))
+        assert pids(owned) == []
+
+
+def test_a_text_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: t.List[t.List[str]] = []
+    right = _selection._search
+    monkeypatch.setattr(_selection, "_search", lambda p, texts, first: asked.append(texts) or right(p, texts, first))
+    Lines(monkeypatch).texts = {11: "a", 12: "a", 13: "b"}
+    scan = _selection.by_pattern("^serve", "root")
+    owned = None
+    for _look in range(3):
+        owned = fitting(scan, owned, *(process(pid, cgroup="/", name="python3") for pid in (11, 12, 13)))
+    assert asked == [["a", "b", "python3"], [], []]
 
 
 def test_a_process_in_a_container_may_be_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +500,6 @@ def test_the_titles_are_those_of_the_engine_or_of_the_service_that_names_the_uni
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     definitions(monkeypatch, a={"unit": "qwen.service", "engine": "vllm"}, b={"unit": "x.service", "engine": "strange"})
-    monkeypatch.setattr(_service, "of_unit", lambda unit: {"qwen.service": "a", "x.service": "b"}.get(unit))
     for engine, unit, name, fits in (
         ("vllm", "y.service", "VLLM::Worker", True),
         ("sglang", "qwen.service", "VLLM::Worker", False),

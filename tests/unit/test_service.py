@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _service
+from ansible_collections.gpuops.serving.plugins.module_utils import _agent_stop, _lease, _service, _systemd
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 
 FILL = {"unit": "unit", "url": "url", "gpus": "gpus"}
@@ -75,3 +76,47 @@ def test_the_mark_group_is_short_and_differs_by_name() -> None:
     assert _service.mark_group("qwen") == "gpuops-67f2d2251462"
     assert _service.mark_group("a") != _service.mark_group("b")
     assert len(_service.mark_group("x" * 63)) == 19
+
+
+@pytest.mark.parametrize("defined", ["gpuops-qwen2.5", "gpuops-qwen2.5.service", "eng@1.2", "eng.scope", "a.b.service"])
+def test_a_unit_is_found_however_it_and_its_definition_write_its_name(tmp_path: t.Any, defined: str) -> None:
+    (tmp_path / "other.json").write_text(json.dumps({"name": "other", "unit": "gpuops-qwen2"}), encoding="utf-8")
+    (tmp_path / "none.json").write_text(json.dumps({"name": "none", "unit": ""}), encoding="utf-8")
+    (tmp_path / "odd.json").write_text(json.dumps({"name": "odd", "unit": "a b"}), encoding="utf-8")
+    (tmp_path / "qwen.json").write_text(json.dumps({"name": "qwen", "unit": defined}), encoding="utf-8")
+    full = _systemd.unit_name(defined)
+    for asked in {defined, full, full[: -len(".service")] if full.endswith(".service") else full}:
+        assert _service.of_unit(asked, str(tmp_path)) == "qwen"
+        assert _service.match(asked, str(tmp_path)) == ("qwen", {"name": "qwen", "unit": defined}, None)
+    for strange in ("", "a b", "qwen", "gpuops-qwen2.5.scope", "gpuops-qwen2.5.slice"):
+        assert _service.of_unit(strange, str(tmp_path)) is None
+
+
+def test_a_definition_that_cannot_be_read_may_be_the_one_unless_another_is(tmp_path: t.Any) -> None:
+    (tmp_path / "bad.json").write_text("{", encoding="utf-8")
+    (tmp_path / "qwen.json").write_text(json.dumps({"name": "qwen", "unit": "q"}), encoding="utf-8")
+    assert _service.match("q.service", str(tmp_path)) == ("qwen", {"name": "qwen", "unit": "q"}, None)
+    found = _service.match("other", str(tmp_path))
+    assert (found.name, found.definition) == (None, {})
+    assert "bad.json" in str(found.unreadable)
+    assert _service.of_unit("other", str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("unit", ["gpuops-qwen2.5", "gpuops-qwen2.5.service"])
+@pytest.mark.parametrize("defined", ["gpuops-qwen2.5", "gpuops-qwen2.5.service"])
+def test_a_stop_by_unit_is_under_the_lease_of_its_service(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: t.Any, unit: str, defined: str
+) -> None:
+    (tmp_path / "q.json").write_text(json.dumps({"name": "q", "unit": defined}), encoding="utf-8")
+    monkeypatch.setattr(_service, "FOLDER", str(tmp_path))
+    locked: t.List[t.Any] = []
+
+    @contextlib.contextmanager
+    def operation(service: t.Any, run_id: t.Any) -> t.Iterator[None]:
+        locked.append(service)
+        yield
+
+    monkeypatch.setattr(_lease, "operation", operation)
+    monkeypatch.setattr(_agent_stop._stopping, "stop", lambda *_arguments, **_options: {})
+    _agent_stop._stop({"plan": False, "service": None, "unit": unit}, lambda _text: None)
+    assert locked == ["q"]
