@@ -11,6 +11,7 @@ import os
 from typing import Any, Callable, Iterator, Mapping
 
 from . import _processes, _selection, _systemd
+from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError, UsageError
 from ._processes import ProcessRef
 from ._selection import Selection
@@ -21,7 +22,8 @@ __all__ = ["FILL", "SELECTORS", "carry_out", "stop"]
 
 FILL = {"unit": "unit", "engine": "engine"}  # options that the definition of a service fills, and its keys
 SELECTORS = ("unit", "pid", "pidfile", "pattern", "gpus")
-MOST_TRIGGERS, TRIGGER_ANSWER = 4, 1.0  # how many are asked about, and the seconds that systemd has for each
+MOST_TRIGGERS, TRIGGER_ANSWERS = 4, 1.0  # how many are asked about, and the seconds that systemd has for all of them
+LEAST_ANSWER = 0.1  # seconds that one answer takes at least
 NAME_BYTES = 15  # the kernel keeps no more of a name
 
 
@@ -68,7 +70,7 @@ def carry_out(
     finally:
         for text in selection.warnings:  # a look may have added to them
             warn(text)
-    for text in _triggers(result):
+    for text in _triggers(result, check_mode):
         warn(text)
     doubt = selection.doubt()
     if doubt and result["verdict"] in ("absent", "stopped"):
@@ -76,16 +78,23 @@ def carry_out(
     return result
 
 
-def _triggers(result: Mapping[str, Any]) -> Iterator[str]:
-    """What may start the unit again although it was stopped."""
+def _triggers(result: Mapping[str, Any], check_mode: bool, clock: Clock = SYSTEM_CLOCK) -> Iterator[str]:
+    """What may start the unit again although it was stopped, or would be."""
     state = result.get("unit_state")
-    for name in state["triggered_by"][:MOST_TRIGGERS] if state is not None else ():
+    if state is None or result["verdict"] == "refused":
+        return
+    said = 'the unit "%s" may be started again by "%s", which is active: stop that first'
+    if not result["changed"]:
+        said = 'the unit "%s" may be started by "%s", which is active: stop that too'
+    elif check_mode:
+        said = 'the unit "%s" would be stopped, but may be started again by "%s", which is active: stop that first'
+    end = Deadline(TRIGGER_ANSWERS, clock)
+    for name in state["triggered_by"][:MOST_TRIGGERS]:
+        if end.remaining < LEAST_ANSWER:
+            return
         with contextlib.suppress(ServingError):  # the stop has its answer already
-            if _systemd.show(name, TRIGGER_ANSWER).awake:
-                yield 'the unit "%s" may be started again by "%s", which is active: stop that first' % (
-                    state["name"],
-                    name,
-                )
+            if _systemd.show(name, end.remaining).awake:
+                yield said % (state["name"], name)
 
 
 def _select(params: Mapping[str, Any]) -> Selection:

@@ -33,5 +33,45 @@ def test_what_may_start_the_unit_again_is_named(
     chosen = _selection.Selection('the unit "qwen.service"', _selection.by_unit(None), "qwen.service")
     result = _stopping.carry_out(chosen, _stopping.Options(), check_mode, warn=said.append)
     assert result["unit_state"]["triggered_by"] == ["qwen.socket", "qwen.timer"]
-    text = 'the unit "qwen.service" may be started again by "qwen.socket", which is active: stop that first'
+    text = 'the unit "qwen.service" may be started by "qwen.socket", which is active: stop that too'
     assert said == [text] * warned
+
+
+def triggered(monkeypatch: pytest.MonkeyPatch, check_mode: bool, **facts: t.Any) -> t.List[str]:
+    monkeypatch.setattr(_systemd, "show", lambda unit, _limit: UnitState(unit, active_state="active"))
+    state = {"name": "q.service", "triggered_by": ["q.socket"]}
+    return list(_stopping._triggers(dict(facts, unit_state=state), check_mode))
+
+
+def test_what_may_start_the_unit_again_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    by = 'by "q.socket", which is active: stop that'
+    for verdict in ("stopped", "survivors"):
+        facts = {"verdict": verdict, "changed": True}
+        assert triggered(monkeypatch, False, **facts) == ['the unit "q.service" may be started again %s first' % by]
+        would = 'the unit "q.service" would be stopped, but may be started again %s first' % by
+        assert triggered(monkeypatch, True, **facts) == [would]
+    for check_mode in (True, False):
+        nothing = triggered(monkeypatch, check_mode, verdict="absent", changed=False)
+        assert nothing == ['the unit "q.service" may be started %s too' % by]
+        assert triggered(monkeypatch, check_mode, verdict="refused", changed=False) == []
+
+
+@pytest.mark.parametrize("takes", [0.0, 0.4, 5.0])
+def test_the_warnings_after_the_end_take_a_second_in_all(monkeypatch: pytest.MonkeyPatch, takes: float) -> None:
+    clock = Host(monkeypatch)
+    asked: t.List[str] = []
+
+    def show(unit: str, limit: float) -> UnitState:
+        asked.append(unit)
+        clock.sleep(min(takes, limit))
+        if takes > limit:
+            raise NoAnswer("no answer")
+        return UnitState(unit, active_state="active")
+
+    monkeypatch.setattr(_systemd, "show", show)
+    names = ["%d.socket" % number for number in range(9)]
+    result = {"verdict": "stopped", "changed": True, "unit_state": {"name": "q.service", "triggered_by": names}}
+    began = clock.now
+    said = list(_stopping._triggers(result, False, clock))
+    assert clock.now - began <= 1.001
+    assert (len(said), asked) == {0.0: (4, names[:4]), 0.4: (2, names[:3]), 5.0: (0, names[:1])}[takes]
