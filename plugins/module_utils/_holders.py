@@ -26,12 +26,15 @@ from ._systemd import UnitState
 __all__ = ["select"]
 
 FIRST_LOOK = 10.0  # seconds for the drivers at the first reading, and less where the caller's limit is short
-LATER_LOOK = 3.0
+LATER_LOOK = 3.0  # for all of a later one, with what it is repeated for
+LEAST_LOOK = 1.0  # however short the limit is, since a driver must first be loaded
 SETTLE = 5.0  # seconds in which a driver gives back what ended processes held
 PAUSE = 0.5  # between two readings that wait for that
+READINGS = 3  # one after the other, while processes are born during them
 EVERY = 2.0  # seconds between readings while known holders live
 AFTER = 0.5  # and when none of them does
-UNIT_ANSWER = 3.0  # seconds that systemd has for the state of one unit
+UNIT_ANSWERS = 3.0  # seconds that systemd has at one reading for the states of all units
+LEAST_ANSWER = 0.1  # seconds that one of them takes at least
 SLIP = (0.0, 1.0)  # the boot time, the base of every create time, has whole seconds
 ROUNDING = 0.006  # create times of readings have hundredths of a second, the ticks of the kernel
 
@@ -75,7 +78,7 @@ def select(params: Mapping[str, Any], clock: Clock = SYSTEM_CLOCK, look: Look | 
         str(user),
         clock=clock,
         look=look or _gpu.read,
-        share=1.0 if timeout is None else min(1.0, timeout / 3.0 / FIRST_LOOK),
+        timeout=timeout,
         protected=tuple(params.get("protected") or ()),
     )
     return Selection(what, holders.scan, warnings=holders.warnings, doubt=lambda: holders.doubt)
@@ -91,7 +94,7 @@ class Holders:
         user: str,
         clock: Clock,
         look: Look,
-        share: float = 1.0,
+        timeout: float | None = None,
         protected: tuple[str, ...] = (),
     ) -> None:
         self.warnings: list[str] = []
@@ -101,7 +104,8 @@ class Holders:
         self._user = user
         self._clock = clock
         self._read = look
-        self._share = share
+        self._share = 1.0 if timeout is None else min(1.0, timeout / 3.0 / FIRST_LOOK)
+        self._limit = Deadline(float("inf") if timeout is None else timeout, clock)
         self._protected = protected
         self._refs: list[ProcessRef] = []
         self._spared: dict[ProcessRef, str] = {}
@@ -111,6 +115,7 @@ class Holders:
         self._with_parents: set[ProcessRef] = set()  # whose parents were looked at
 
     def scan(self, table: Table, _state: UnitState | None, previous: Owned | None) -> Owned:
+        self._units = _Units(self._limit.clamp(UNIT_ANSWERS * self._share), self._clock)
         if previous is None:
             self._begin(table)
         else:
@@ -123,9 +128,10 @@ class Holders:
 
     def _begin(self, table: Table) -> None:
         end = Deadline(SETTLE * self._share, self._clock)
+        last = Deadline((FIRST_LOOK + SETTLE) * self._share, self._clock)
         suspects: set[int] | None = None  # those that in each reading had no more than the node of a busy device
         while True:
-            reading, found = self._look(table, FIRST_LOOK * self._share)
+            reading, found = self._look(table, last.clamp(FIRST_LOOK * self._share))
             listed = {one.holder.pid for one in found if one.holder.listed or one.device.memory_used is None}
             alone = {one.holder.pid for one in found} - listed
             suspects = alone if suspects is None else suspects & alone
@@ -180,15 +186,17 @@ class Holders:
     def _go_on(self, table: Table, previous: Owned) -> None:
         alive = any(_lives(table, ref) for ref in self._refs)
         waited = self._clock.monotonic() - self._last
-        if waited < EVERY if alive else self._told and waited < AFTER:
+        if alive and waited < EVERY:
             return
-        attempts = 1 if alive else 2
-        for attempt in range(attempts):
-            reading, found = self._look(table, LATER_LOOK)
+        if not alive and self._told and waited < AFTER:
+            return
+        end = Deadline(max(LEAST_LOOK, self._limit.clamp(LATER_LOOK * self._share)), self._clock)
+        reading, found = self._look(table, end.remaining)
+        trouble = self._trouble(reading, found)
+        if trouble and not alive and end.remaining > PAUSE:
+            end.sleep(PAUSE)
+            reading, found = self._look(table, end.remaining, least=0.0)
             trouble = self._trouble(reading, found)
-            if not trouble or attempt + 1 == attempts:
-                break
-            self._clock.sleep(PAUSE)
         self._last, self._told = self._clock.monotonic(), not alive
         self.doubt = "it is not known who holds the devices now: %s" % trouble if trouble else ""
         self._note(reading)
@@ -227,11 +235,12 @@ class Holders:
 
     # What both have in common
 
-    def _look(self, table: Table, limit: float) -> tuple[_gpu.Reading, list[Found]]:
+    def _look(self, table: Table, limit: float, least: float = LEAST_LOOK) -> tuple[_gpu.Reading, list[Found]]:
         """One reading. A process that came to be during it is known for certain only by another one."""
-        for _attempt in range(3):
+        end = Deadline(max(least, limit), self._clock)
+        for _attempt in range(READINGS):
             try:
-                reading = self._read(self._options, max(1.0, limit))
+                reading = self._read(self._options, end.remaining)
             except UsageError as error:
                 raise UsageError(error.message, verdict="error") from error
             found = list(_holders(table, reading.devices, self._options))
@@ -240,40 +249,40 @@ class Holders:
             if not born:
                 break
             table.add(Table.of(born, table.proc))
+            if end.remaining < PAUSE:  # too short for a driver to answer
+                break
         return reading, found
 
     def _refusals(self, table: Table, found: Sequence[Found]) -> list[str]:
         """Why these must not be ended, a sentence for each kind of reason."""
-        reasons: dict[str, list[str]] = {}
+        reasons: dict[tuple[str, str], list[str]] = {}
         for one in found:
             why = self._why_not(table, one)
-            named = reasons.setdefault(why, [])
-            if why and str(one) not in named:
-                named.append(str(one))
-        return [why % ", ".join(names) for why, names in reasons.items() if why]
+            if why is not None and str(one) not in reasons.setdefault(why, []):
+                reasons[why].append(str(one))
+        return [before + ", ".join(names) + after for (before, after), names in reasons.items()]
 
-    def _why_not(self, table: Table, one: Found) -> str:
-        """The sentence, with a place for who it is about; empty for one that may be ended."""
+    def _why_not(self, table: Table, one: Found) -> tuple[str, str] | None:
+        """What is said before and after who it is about; None for one that may be ended."""
         process = one.process
         if process is None:
-            return (
-                "%s: it cannot be told which process here that is, so it may be one of another process table "
+            return "", (
+                ": it cannot be told which process here that is, so it may be one of another process table "
                 "(a container), or dead and stuck in the driver"
             )
         why = _selection.untouchable(table, process)
         if why:
-            return "%s: " + why.replace("%", "%%")
-        unit, container = _ownership.attribute(process)
+            return "", ": " + why
+        container = _ownership.attribute(process)[1]
         if container is not None:
-            return '%%s runs in the container "%s": stop the container instead' % container
+            return "", ' runs in the container "%s": stop the container instead' % container
         unit = _selection.service_of(process)
-        if unit is not None:
-            why = _unit_at_work(unit)
-            if why:
-                return "%s " + why.replace("%", "%%")
+        why = self._units.at_work(unit) if unit is not None else ""
+        if why:
+            return "", " " + why
         if self._uid is not None and process.uid != self._uid:
-            return 'not of the user "%s": %%s' % self._user.replace("%", "%%")
-        return ""
+            return 'not of the user "%s": ' % self._user, ""
+        return None
 
     def _name_parents(self, table: Table, owned: Owned) -> None:
         new = [ref for ref in self._refs if ref not in self._with_parents]
@@ -294,26 +303,36 @@ class Holders:
             self.warnings.append(text)
 
 
-def _unit_at_work(unit: str) -> str:
-    """Why a holder in this unit's control group is the unit's business, empty where it is left over from it."""
-    try:
-        state = _systemd.show(unit, UNIT_ANSWER)
-    except ServingError as error:
-        return 'belongs to the unit "%s", of which nothing more is known: %s' % (unit, error.message)
-    if not state.at_rest:
-        return 'belongs to the unit "%s", which is %s and may start it again: stop the unit instead' % (
-            unit,
-            state.active_state if not state.between_lives else "between two lives",
-        )
-    service = _service.of_unit(unit)
-    lease = _lease.read(service) if service is not None else None
-    if lease is not None and lease.fresh:
-        return 'is left over from the unit "%s", and the service "%s" is in use by %s' % (
-            unit,
-            service,
-            lease.describe(),
-        )
-    return ""
+class _Units:
+    """What systemd says at one reading of the units that holders are in, each asked for once."""
+
+    def __init__(self, seconds: float, clock: Clock) -> None:
+        self._end = Deadline(max(LEAST_LOOK, seconds), clock)
+        self._known: dict[str, str] = {}
+
+    def at_work(self, unit: str) -> str:
+        """Why a holder in this unit's control group is the unit's business, empty where it is left over from it."""
+        if unit not in self._known:
+            self._known[unit] = self._ask(unit)
+        return self._known[unit]
+
+    def _ask(self, unit: str) -> str:
+        unknown = 'belongs to the unit "%s", of which nothing more is known: %s'
+        if self._end.remaining < LEAST_ANSWER:
+            return unknown % (unit, "systemd took too long over others")
+        try:
+            state = _systemd.show(unit, self._end.remaining)
+        except ServingError as error:
+            return unknown % (unit, error.message)
+        if not state.at_rest:
+            doing = "between two lives" if state.between_lives else state.active_state
+            return 'belongs to the unit "%s", which is %s and may start it again: stop the unit instead' % (unit, doing)
+        service = _service.of_unit(unit)
+        lease = _lease.read(service) if service is not None else None
+        if lease is None or not lease.fresh:
+            return ""
+        said = 'is left over from the unit "%s", and the service "%s" is in use by %s'
+        return said % (unit, service, lease.describe())
 
 
 def _holders(table: Table, devices: Sequence[Device], options: _gpu_options.Options | None = None) -> Iterator[Found]:

@@ -37,19 +37,21 @@ class FakeClock(Clock):
 
 
 class Machine:
-    """What the next readings show; the last of them stays. Reading takes no time here."""
+    """What the next readings show; the last of them stays. Reading takes no time here unless that is said."""
 
     def __init__(self, *processes: Process, **params: t.Any) -> None:
         self.table = Table(processes)
         self.shown: t.List[t.Union[Reading, ServingError]] = []
         self.read = 0
+        self.takes = 0.0
         self.clock = FakeClock()
         params = dict({"gpus": ["0"], "user": "root", "allow_foreign_users": False}, **params)
         self.selection = _holders.select(params, self.clock, self.look)
         self.previous: t.Any = None
 
-    def look(self, _options: t.Any, _limit: t.Any) -> Reading:
+    def look(self, _options: t.Any, limit: t.Any) -> Reading:
         self.read += 1
+        self.clock.sleep(min(self.takes, limit))
         reading = self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
         if isinstance(reading, ServingError):
             raise reading
@@ -478,6 +480,106 @@ def test_a_reading_that_fails_once_is_made_again() -> None:
     ended(machine, 11)
     assert machine.scan(shows(device(verdict="error", reason="timeout")), shows(clear())) == {}
     assert machine.selection.doubt() == ""
+
+
+LIMITS = [
+    (None, 1.0),
+    (60.0, 1.0),
+    (15.0, 0.5),
+    (3.0, 0.1),
+    (0.5, 1 / 60),
+]  # what the caller gives, and the share of it
+
+
+@pytest.mark.parametrize(("timeout", "share"), LIMITS)
+@pytest.mark.parametrize("lives", [True, False])
+@pytest.mark.parametrize("takes", [0.4, 0.9, 100.0])
+@pytest.mark.parametrize("born", [True, False])
+def test_a_later_reading_keeps_to_its_part_of_the_limit_however_often_it_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, timeout: t.Optional[float], share: float, lives: bool, takes: float, born: bool
+) -> None:
+    monkeypatch.setattr(Table, "of", lambda _pids, _proc: Table([]))
+    machine = Machine(in_session(11), timeout=timeout)
+    machine.scan(shows(device(machine.holds(11))))
+    if not lives:
+        ended(machine, 11)
+    machine.clock.sleep(_holders.EVERY)
+    late = machine.holds(12, identity=Identity(1.0, "p12", "root", None, None, "S", True))
+    machine.takes, began = takes, machine.clock.now
+    silent = device(*[late] * born, verdict="error", reason="timeout")
+    machine.scan(shows(silent))
+    assert machine.clock.now - began <= max(_holders.LEAST_LOOK, _holders.LATER_LOOK * share) + 1e-6
+    assert machine.selection.doubt() != ""
+
+
+def test_a_reading_after_the_end_of_the_limit_has_no_more_than_a_second() -> None:
+    machine = Machine(in_session(11), timeout=20.0)
+    machine.scan(shows(device(machine.holds(11))))
+    machine.clock.sleep(20.0)
+    machine.takes, began = 100.0, machine.clock.now
+    machine.scan(shows(device(verdict="error", reason="timeout")))
+    assert machine.clock.now - began == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("timeout", "share"), LIMITS)
+@pytest.mark.parametrize("takes", [0.3, 2.0, 100.0])
+def test_the_first_readings_keep_to_half_of_the_limit(timeout: t.Optional[float], share: float, takes: float) -> None:
+    machine = Machine(in_session(11), timeout=timeout)
+    machine.takes, began = takes, machine.clock.now
+    with pytest.raises(_selection.Refused):
+        machine.scan(shows(device(machine.holds(11), machine.holds(4711))))
+    whole = (_holders.FIRST_LOOK + _holders.SETTLE) * share
+    assert machine.clock.now - began <= max(_holders.LEAST_LOOK, whole) + 1e-6
+
+
+def crowd(machine: Machine) -> Device:
+    return device(*(machine.holds(found.pid) for found in machine.table))
+
+
+def test_a_unit_is_asked_about_once_whatever_number_of_holders_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: t.List[str] = []
+    monkeypatch.setattr(_service, "names", lambda *_folder: [])
+    monkeypatch.setattr(_systemd, "show", lambda unit, _limit: asked.append(unit) or UnitState(unit))
+    places = ["/system.slice/%s.service" % ("a", "b")[n % 2] for n in range(64)]
+    machine = Machine(*(process(100 + n, cgroup=place) for n, place in enumerate(places)))
+    assert len(machine.scan(shows(crowd(machine)))) == 64
+    assert sorted(asked) == ["a.service", "b.service"]
+    # A later reading asks again: a unit that was at rest may be at work by then.
+    machine.table.add([process(300, cgroup="/system.slice/a.service")])
+    machine.clock.sleep(_holders.EVERY)
+    machine.scan(shows(crowd(machine)))
+    assert sorted(asked) == ["a.service", "a.service", "b.service"]
+
+
+@pytest.mark.parametrize(("timeout", "share"), LIMITS)
+@pytest.mark.parametrize("takes", [0.2, 100.0])
+def test_all_answers_about_units_keep_to_one_part_of_the_limit(
+    monkeypatch: pytest.MonkeyPatch, timeout: t.Optional[float], share: float, takes: float
+) -> None:
+    machine = Machine(*(process(100 + n, cgroup="/system.slice/u%d.service" % n) for n in range(64)), timeout=timeout)
+
+    def show(unit: str, limit: float) -> UnitState:
+        machine.clock.sleep(min(takes, limit))
+        if takes > limit:
+            raise ServingError("no answer")
+        return UnitState(unit, active_state="active")
+
+    monkeypatch.setattr(_systemd, "show", show)
+    began = machine.clock.now
+    with pytest.raises(_selection.Refused) as refused:
+        machine.scan(shows(crowd(machine)))
+    assert machine.clock.now - began <= max(_holders.LEAST_LOOK, _holders.UNIT_ANSWERS * share) + 1e-6
+    for number in range(64):
+        assert 'belongs to the unit "u%d.service"' % number in refused.value.message
+    assert "of which nothing more is known: systemd took too long over others" in refused.value.message
+
+
+def test_a_sentence_keeps_every_sign_of_the_names_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    units(monkeypatch, active_state="active")
+    machine = Machine(in_session(11, name="100%s", cgroup="/system.slice/q%d.service"), user="1")
+    with pytest.raises(_selection.Refused) as refused:
+        machine.scan(shows(device(machine.holds(11))))
+    assert '11 "100%s" (user root) belongs to the unit "q%d.service", which is active' in refused.value.message
 
 
 def test_a_strange_number_at_the_end_is_no_end() -> None:
