@@ -10,7 +10,7 @@ import functools
 import grp
 import pwd
 
-__all__ = ["account", "account_of", "group_name", "user_name"]
+__all__ = ["account", "account_of", "group_name", "group_number", "user_name"]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -38,6 +38,15 @@ def group_name(gid: int) -> str:
         return grp.getgrgid(gid).gr_name
     except KeyError:
         return ""
+
+
+@functools.lru_cache(maxsize=4096)
+def group_number(name: str) -> int | None:
+    """The number of a group, None where it is unknown."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
 
 
 def user_name(uid: int) -> str:

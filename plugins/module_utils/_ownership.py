@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import Iterable, Mapping, Pattern
 
 from . import _titles
-from ._accounts import group_name
+from ._accounts import group_name, group_number
 from ._errors import UsageError
 from ._places import Container, attribute, containers_of, in_login, machine_of
 from ._processes import TICKS, Process, ProcessRef, Table, own_line, threads
@@ -74,6 +74,7 @@ class Owned:
     namespaces: set[int] = field(default_factory=set)
     users: set[int] = field(default_factory=set)
     places: set[tuple[str | None, str | None]] = field(default_factory=set)
+    marks: set[int] = field(default_factory=set)  # groups that mark the unit's processes
     # Containers whose client the unit runs, by the id that attribute() tells.
     containers: dict[str, Container] = field(default_factory=dict)
     # Shown and never signalled, with the word of their outcome: nothing follows from them.
@@ -211,14 +212,31 @@ class _Namespaces:
         return self._known[process.ref]
 
 
-def _spread(table: Table, owned: Owned, mark_gid: int | None, namespaces: _Namespaces, own: set[int]) -> None:
+def marks_of(state: UnitState, mark_gid: int | None = None) -> set[int]:
+    """The mark that a definition tells, and those that the unit itself gives its processes."""
+    found = {mark_gid} if mark_gid is not None else set()
+    for word in state.raw.get("SupplementaryGroups", "").split():
+        name = group_name(int(word)) if word.isdigit() else word
+        gid = group_number(name) if name.startswith("gpuops-") else None
+        if gid:
+            found.add(gid)
+    return found
+
+
+def _bears_mark(process: Process, unit: str, marks: set[int]) -> bool:
+    """Whether it bears a mark, outside of other services: instances of a template give it to all their processes."""
+    place = attribute(process)[0] or ""
+    elsewhere = place.endswith(".service") and place != unit and not place.startswith("user@")
+    return not elsewhere and not marks.isdisjoint(process.gids)
+
+
+def _spread(table: Table, owned: Owned, unit: str, namespaces: _Namespaces, own: set[int]) -> None:
     """Add whatever belongs to what is owned already, until nothing is added."""
     candidates = [p for p in table if p.pid not in own]
-    if mark_gid is not None:
-        for process in candidates:
-            if mark_gid in process.gids:
-                # Who logs in with the mark is a member of that group: nobody's worker, unless the unit itself is there.
-                owned.add(process, "mark", not in_login(process))
+    for process in candidates if owned.marks else ():
+        if _bears_mark(process, unit, owned.marks):
+            # Who logs in with the mark is a member of that group: nobody's worker, unless the unit itself is there.
+            owned.add(process, "mark", not in_login(process))
     grown = True
     while grown:
         grown = False
@@ -279,14 +297,15 @@ def of_unit(
             if process.pid not in own and earlier in (process.session, process.pgrp):
                 owned.add(process, "session" if process.session == earlier else "process_group", True)
     _carry(table, owned, previous, own, namespaces)
-    _spread(table, owned, mark_gid, namespaces, own)
+    owned.marks |= marks_of(state, mark_gid)
+    _spread(table, owned, state.name, namespaces, own)
     if titles is not None:
-        ours, suspects = _titles.find(table, state, owned, titles, mark_gid, own)
+        ours, suspects = _titles.find(table, state, owned, titles, owned.marks, own)
         owned.users |= _titles.users(state, owned) if ours else set()
         for process in ours:
             owned.add(process, "title", False)
         if ours:
-            _spread(table, owned, mark_gid, namespaces, own)
+            _spread(table, owned, state.name, namespaces, own)
         owned.suspects = [process.ref for process in suspects if process.ref not in owned.processes]
     return _finish(table, owned)
 
@@ -313,7 +332,7 @@ def of_pids(
             if ref not in owned.spared:
                 owned.roots.append(ref)
     _carry(table, owned, previous, own, namespaces)
-    _spread(table, owned, None, namespaces, own)
+    _spread(table, owned, "", namespaces, own)
     return _finish(table, owned)
 
 
@@ -323,6 +342,7 @@ def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int], na
         return
     owned.leaders |= previous.leaders
     owned.users |= previous.users
+    owned.marks |= previous.marks
     owned.places |= previous.places
     owned.spared.update((ref, word) for ref, word in previous.spared.items() if ref not in owned.spared)
     for ref, ways in previous.processes.items():

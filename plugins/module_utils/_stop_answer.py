@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from . import _ownership, _processes
+from ._accounts import group_name
 from ._survey import Member
 
 if TYPE_CHECKING:
@@ -233,6 +234,7 @@ def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:
         "survivors": survivors,
         "suspects": [_suspect(stop, process) for process in list(stop.survey.suspects.values())[:MOST_LISTED]],
         "zombies": list(stop.survey.zombies.values())[:MOST_LISTED],
+        "marks": sorted(group_name(gid) or str(gid) for gid in stop.survey.marks),
         "unit_state": stop.state.as_result() if stop.state is not None else None,
         "elapsed": round(stop.elapsed, 2),
     }

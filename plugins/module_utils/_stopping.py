@@ -10,7 +10,8 @@ import contextlib
 import os
 from typing import Any, Callable, Iterator, Mapping
 
-from . import _processes, _selection, _systemd
+from . import _ownership, _processes, _selection, _systemd
+from ._accounts import group_name
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError, UsageError
 from ._processes import ProcessRef
@@ -70,12 +71,25 @@ def carry_out(
     finally:
         for text in selection.warnings:  # a look may have added to them
             warn(text)
-    for text in _triggers(result, check_mode):
+    for text in [*_unmarked(stopper), *_triggers(result, check_mode)]:
         warn(text)
     doubt = selection.doubt()
     if doubt and result["verdict"] in ("absent", "stopped"):
         raise ServingError(doubt, **dict(result, verdict="error"))
     return result
+
+
+def _unmarked(stopper: Stopper) -> Iterator[str]:
+    """Why a worker of the unit may not be found, however far it went."""
+    state = stopper.state
+    if state is None or not state.found or "SupplementaryGroups" not in state.raw or _ownership.marks_of(state):
+        return
+    names = [group_name(gid) for gid in sorted(stopper.survey.marks)]
+    yield (
+        'the unit "%s" gives its processes no ownership mark: a worker that left its control group, session and tree '
+        "is not found; SupplementaryGroups=%s in the unit marks them"
+        % (state.name, names[0] if names else "gpuops-...")
+    )
 
 
 def _triggers(result: Mapping[str, Any], check_mode: bool, clock: Clock = SYSTEM_CLOCK) -> Iterator[str]:

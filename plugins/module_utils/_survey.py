@@ -106,6 +106,11 @@ class Survey:
         self._read_in_full = float("-inf")
 
     @property
+    def marks(self) -> set[int]:
+        """The groups that mark the unit's processes."""
+        return set(self._owned.marks) if self._owned is not None else set()
+
+    @property
     def containers(self) -> dict[str, Any]:
         """The service's containers by their id."""
         return dict(self._owned.containers) if self._owned is not None else {}

@@ -46,7 +46,7 @@ LOOKING = 1.0  # seconds for the files of a unit that may be on another host
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
-    "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,TriggeredBy,"
+    "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,TriggeredBy,SupplementaryGroups,"
     "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User"
 )
 UNIT_TYPES = (

@@ -44,7 +44,7 @@ def users(state: UnitState, owned: Owned) -> set[int]:
 
 
 def find(
-    table: Table, state: UnitState, owned: Owned, titles: Pattern[str], mark_gid: int | None, own: set[int]
+    table: Table, state: UnitState, owned: Owned, titles: Pattern[str], mine: set[int], own: set[int]
 ) -> tuple[list[Process], list[Process]]:
     """The service's processes that only their title tells, and those that look like it and are left alone."""
     whose = users(state, owned)
@@ -66,7 +66,7 @@ def find(
     ours, suspects = [], []
     for process in alike:
         place = _place(process)
-        if place == "unit" or not _orphan(table, process) or _marked(process, mark_gid, marks):
+        if place == "unit" or not _orphan(table, process) or _marked(process, mine, marks):
             sole = False  # another service of that engine and user, or what somebody runs by hand
         elif place == "nowhere" and _in_last_life(state, process):
             ours.append(process)
@@ -95,9 +95,9 @@ def _orphan(table: Table, process: Process) -> bool:
     return manager and parent.name == "systemd" and parent.uid == process.uid
 
 
-def _marked(process: Process, mark_gid: int | None, marks: set[int]) -> bool:
+def _marked(process: Process, mine: set[int], marks: set[int]) -> bool:
     """Whether it bears the mark of another service."""
-    others = [gid for gid in process.gids if gid not in (0, mark_gid)]
+    others = [gid for gid in process.gids if gid != 0 and gid not in mine]
     return any(gid in marks or group_name(gid).startswith("gpuops-") for gid in others)
 
 

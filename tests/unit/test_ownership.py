@@ -359,6 +359,37 @@ def test_who_shares_the_session_scope_of_a_server_started_by_hand_is_none() -> N
     assert _ownership.foreign(table, owned) == set()
 
 
+def test_the_unit_itself_tells_its_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"gpuops-abc": 900, "gpuops-def": 901, "video": 44}
+    monkeypatch.setattr(_ownership, "group_number", numbers.get)
+    monkeypatch.setattr(_ownership, "group_name", {number: name for name, number in numbers.items()}.get)
+    state = unit(raw={"SupplementaryGroups": "gpuops-abc 901 video 44 gpuops-none"})
+    assert _ownership.marks_of(state, 950) == {900, 901, 950}
+    worker = process(101, gids=(900,), cgroup="/system.slice/run-r1.scope")
+    table = Table([*BASE, process(100, cgroup=HERE), worker, process(102, gids=(44,)), process(103, gids=(950,))])
+    owned = _ownership.of_unit(table, state)
+    assert (pids(owned), ways(owned, 101), owned.marks) == ([100, 101], ["mark"], {900, 901})
+    # Once the unit's file is gone, what was known goes on.
+    later = _ownership.of_unit(Table([*BASE, worker, process(110, gids=(901,))]), unit(), previous=owned)
+    assert pids(later) == [101, 110]
+
+
+@pytest.mark.parametrize(
+    ("place", "ours"),
+    [
+        ("/system.slice/engine@2.service", False),
+        ("/system.slice/engine@2.service/nested", False),
+        ("/system.slice/run-r1.scope", True),
+        ("/system.slice", True),
+        ("/user.slice/user-5.slice/user@5.service/app.slice/run-r2.scope", True),
+        (HERE + "/nested", True),
+    ],
+)
+def test_a_mark_that_another_unit_gives_as_well_proves_nothing_there(place: str, ours: bool) -> None:
+    table = Table([*BASE, process(100, cgroup=HERE), process(101, gids=(900,), cgroup=place)])
+    assert pids(_ownership.of_unit(table, unit(), mark_gid=900)) == ([100, 101] if ours else [100])
+
+
 def test_who_logs_in_with_the_mark_is_left_alone() -> None:
     scope = "/user.slice/user-5.slice/session-7.scope"
     table = Table(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _selection, _stopping, _systemd
+from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _selection, _stopping, _systemd
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import NoAnswer, UnitState
 from host import Host
 
@@ -75,3 +75,18 @@ def test_the_warnings_after_the_end_take_a_second_in_all(monkeypatch: pytest.Mon
     said = list(_stopping._triggers(result, False, clock))
     assert clock.now - began <= 1.001
     assert (len(said), asked) == {0.0: (4, names[:4]), 0.4: (2, names[:3]), 5.0: (0, names[:1])}[takes]
+
+
+@pytest.mark.parametrize(
+    ("groups", "warned"), [("gpuops-x", False), ("video", True), ("", True), (None, False)], ids=str
+)
+def test_a_unit_without_a_mark_is_named(monkeypatch: pytest.MonkeyPatch, groups: t.Optional[str], warned: bool) -> None:
+    monkeypatch.setattr(_ownership, "group_number", {"gpuops-x": 900}.get)
+    Host(monkeypatch, raw={} if groups is None else {"SupplementaryGroups": groups})
+    said: t.List[str] = []
+    chosen = _selection.Selection('the unit "qwen.service"', _selection.by_unit(None), "qwen.service")
+    result = _stopping.carry_out(chosen, _stopping.Options(), False, warn=said.append)
+    assert result["marks"] == (["900"] if groups == "gpuops-x" else [])
+    assert [text.split(":")[0] for text in said] == [
+        'the unit "qwen.service" gives its processes no ownership mark'
+    ] * warned
