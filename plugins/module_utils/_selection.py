@@ -145,6 +145,7 @@ def nothing(selection: Selection) -> dict[str, Any]:
         "suspects": [],
         "zombies": [],
         "plan": [],
+        "marks": [],
         "unit_state": None,
         "elapsed": 0.0,
     }
