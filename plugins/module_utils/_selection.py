@@ -84,7 +84,9 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
         # Loaded where it is asked for: a module compiles what it imports on every run.
         from . import _containers
 
-        tracker = _containers.Tracker()
+        # A short limit of the caller's leaves less for the managers of containers.
+        limit = params.get("timeout")
+        tracker = _containers.Tracker(seconds=_containers.SECONDS if limit is None else min(_containers.SECONDS, limit))
         owned = by_unit(mark_gid, _titles(params.get("engine"), unit), tracker)
         return Selection('the unit "%s"' % unit, owned, unit, warnings=tracker.warnings)
     if params.get("pid") is not None:
