@@ -126,6 +126,12 @@ def planned(result: t.Mapping[str, t.Any]) -> t.Set[int]:
     return {p["pid"] for p in result["processes"] if p["outcome"] == "planned"}
 
 
+def forecast(tree: Tree, log: Log, result: t.Mapping[str, t.Any]) -> t.List[Problem]:
+    """The problems of check mode: it has the verdict of the stop, names the same survivors, and touches nobody."""
+    found, _ended = judge(dict(tree, gone=[]), log, result, 0)
+    return [[kind, "check mode: " + text] for kind, text in found if kind in ("wrong", "verdict", "named")]
+
+
 def judge(tree: Tree, log: Log, result: t.Mapping[str, t.Any], seconds: float) -> t.Tuple[t.List[Problem], int]:
     """The problems, and how many owned processes ended."""
     problems: t.List[Problem] = []

@@ -9,11 +9,18 @@ from __future__ import annotations
 import typing as t
 
 
+def replace(owner: t.Any, name: str, value: t.Any) -> None:
+    """Put something else in the place of what is there: a name that is there no more would change nothing, unseen."""
+    if not hasattr(owner, name):
+        raise AttributeError("%s has no %s that could be replaced" % (getattr(owner, "__name__", owner), name))
+    setattr(owner, name, value)
+
+
 def no_sessions() -> None:
     """Sessions and process groups are no evidence."""
     from gpuops import _ownership
 
-    _ownership._leads = lambda *_arguments: False
+    replace(_ownership, "_leads", lambda *_arguments: False)
 
 
 def any_session() -> None:
@@ -24,7 +31,7 @@ def any_session() -> None:
         shared = {n for ref in owned.processes for p in [table.by_ref(ref)] if p for n in (p.session, p.pgrp)}
         return leader > 1 and leader in shared
 
-    _ownership._leads = leads
+    replace(_ownership, "_leads", leads)
 
 
 def by_name() -> None:
@@ -43,29 +50,29 @@ def by_name() -> None:
 
         return owned_by_name
 
-    _ownership.of_pids = wrong(_ownership.of_pids)
-    _ownership.of_unit = wrong(_ownership.of_unit)
+    replace(_ownership, "of_pids", wrong(_ownership.of_pids))
+    replace(_ownership, "of_unit", wrong(_ownership.of_unit))
 
 
 def numbers_only() -> None:
     """A process is its number; when it was created does not matter."""
     from gpuops import _processes
 
-    _processes.Table.by_ref = lambda self, ref: self.get(ref.pid)
+    replace(_processes.Table, "by_ref", lambda self, ref: self.get(ref.pid))
 
 
 def old_files() -> None:
-    """A pid file is believed, however old it is."""
+    """Whoever bears the number that is given or in a pid file is the one meant, whenever it was created."""
     from gpuops import _selection
 
-    _selection.CLOCK_SLIP = 1e9
+    replace(_selection, "CLOCK_SLIP", 1e9)
 
 
 def strangers_too() -> None:
     """Weak evidence is enough for anybody's process, wherever it is."""
     from gpuops import _ownership
 
-    _ownership.foreign = lambda *_arguments, **_options: set()
+    replace(_ownership, "foreign", lambda *_arguments, **_options: set())
 
 
 def no_mark() -> None:
@@ -73,7 +80,7 @@ def no_mark() -> None:
     from gpuops import _ownership
 
     right = _ownership.of_unit
-    _ownership.of_unit = lambda *arguments, **options: right(*arguments, **dict(options, mark_gid=None))
+    replace(_ownership, "of_unit", lambda *arguments, **options: right(*arguments, **dict(options, mark_gid=None)))
 
 
 def asks_only() -> None:
@@ -85,9 +92,10 @@ def asks_only() -> None:
     def send(ref: t.Any, number: int) -> str:
         return "sent" if number == 9 else right(ref, number)
 
-    _stop.Stopper.__init__.__defaults__ = tuple(
-        send if value is right else value for value in _stop.Stopper.__init__.__defaults__ or ()
-    )
+    defaults = _stop.Stopper.__init__.__defaults__ or ()
+    if right not in defaults:
+        raise AttributeError("a stop sends its signals in another way than %s" % right)
+    _stop.Stopper.__init__.__defaults__ = tuple(send if value is right else value for value in defaults)
 
 
 MUTANTS: t.Dict[str, t.Callable[[], None]] = {

@@ -4,16 +4,16 @@
 
 """What the product promises of a forest, told from its description alone; the library is never asked.
 
-The promise is the table "Ownership" in docs/architecture.md. Where its words leave something open, this is how they
-are read here, whatever the library does:
+The promise is the page docs/what-counts-as-owned.md, its table "The evidence" above all. Where its words leave
+something open, this is how they are read here, whatever the library does:
 
-- A dead process that is not collected yet still leads its session: "is or was owned". One that is gone before the first
-  look leads nothing any more, except a unit's main process, whose number systemd knows as long as it remembers it:
-  always when the unit failed, and else nobody can tell how long.
+- A dead process that is not collected yet still leads its session: its leader "is owned, or was". One that is gone
+  before the first look leads nothing any more, except a unit's main process, whose number systemd knows as long as it
+  remembers it: always when the unit failed, and else nobody can tell how long.
 - The users and places that weak evidence must fit are those of processes with firm evidence, not those that other weak
   evidence shows: two strangers do not vouch for each other.
 - Who is only named and left alone is not owned, so nothing follows from him: his children need evidence of their own.
-- A child of a process with weak evidence is owned, as "descends from an owned process" says, and its evidence is weak.
+- A child of a process with weak evidence is owned, as "its parent is owned" says, and its evidence is weak.
   A session, a group or a namespace that such a child makes speaks for nobody.
 - What counts is the first look: who is a stranger then stays one, also when the main process ends afterwards.
 - A number says nothing: whoever bears the number of an owned process that is gone is somebody else, and leads his own.

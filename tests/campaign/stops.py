@@ -14,6 +14,7 @@ import time
 import typing as t
 
 import judge
+import mutants
 import seeds
 from gpuops import _errors, _ownership, _selection
 from gpuops._processes import Table
@@ -43,8 +44,7 @@ class Field:
         self.ask = ask
         self.bystanders = bystanders
         # The machine that this runs on may itself have put everything into a service.
-        if hasattr(_selection, "_service_of"):
-            _selection._service_of = lambda _process: None
+        mutants.replace(_selection, "service_of", lambda _process: None)
         said = ask("grow", nodes=bystanders, folder=folder)
         if said:
             raise RuntimeError(said)
@@ -104,15 +104,14 @@ class Field:
             self.reuse(tree)
         if tree["check"] and not tree["refusal"]:
             scan = self.scan(tree)
-            result = Stopper("it", scan, Options(**self.options(tree))).run(True) if scan is not None else None
-            planned = judge.planned(result) if result is not None else set()
+            result = {"verdict": "absent", "msg": "", "processes": [], "survivors": []}
+            if scan is not None:
+                result = Stopper("it", scan, Options(**self.options(tree))).run(True)
+            planned = judge.planned(result)
             wanted = {self.log.pid(number) for number in tree["gone"]}
             if planned != wanted:
                 answer["problems"].append(["plan", "%s are planned, not %s" % (sorted(planned), sorted(wanted))])
-            untouched, _ended = judge.judge(
-                dict(tree, gone=[]), self.log, dict(result or {}, verdict=tree["verdict"], survivors=[]), 0
-            )
-            answer["problems"] += [["wrong", "check mode: " + text] for kind, text in untouched if kind == "wrong"]
+            answer["problems"] += judge.forecast(tree, self.log, result)
         began = time.monotonic()
         try:
             scan = self.watched(tree, self.scan(tree))

@@ -208,9 +208,7 @@ class Stand:
             planned, wanted = judge.planned(result), {self.log.pid(number) for number in tree["gone"]}
             if planned != wanted and not any(node.get("exec") == "runuser" for node in tree["nodes"]):
                 answer["problems"].append(["plan", "%s are planned, not %s" % (sorted(planned), sorted(wanted))])
-            quiet = dict(result, verdict=tree["verdict"], survivors=[])
-            problems, _ended = judge.judge(dict(tree, gone=[]), self.log, quiet, 0)
-            answer["problems"] += [["wrong", "check mode: " + text] for kind, text in problems if kind == "wrong"]
+            answer["problems"] += judge.forecast(tree, self.log, result)
         began = time.monotonic()
         result = self.ask(False)
         seconds = time.monotonic() - began

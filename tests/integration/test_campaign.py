@@ -17,6 +17,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "campaign"))
 
 import campaign
+import mutants
 import promise
 import seeds
 import seeds_units
@@ -72,11 +73,13 @@ def test_systemd_units(library: pathlib.Path) -> None:
     assert tally.ended > 50
 
 
-@pytest.mark.parametrize("mutant", ["no_sessions", "any_session", "by_name", "numbers_only"])
+@pytest.mark.parametrize("mutant", mutants.MUTANTS)
 def test_a_wrong_library_is_found(library: pathlib.Path, mutant: str) -> None:
     wanted = list(SMALL)
     if mutant == "numbers_only":  # the few trees in which somebody else gets the number of one that ended
         wanted = [seed for seed in wanted if "heir" in seeds.plain(seed)]
+    elif mutant == "old_files":
+        wanted = [seed for seed in wanted if seeds.plain(seed)["refusal"] == "wrong_time"]
     answers: t.List[campaign.Answer] = []
     campaign.run_plain(wanted, answers.append, library, 6, mutant, until_found=True)
     assert {kind for answer in answers for kind, _text in answer["problems"]} - {"broken"} != set()
