@@ -35,7 +35,8 @@ options:
     description:
       - The systemd unit to stop, a C(.service) or a C(.scope). A bare name is a service.
       - Refused are a unit that the task itself runs in or below, login sessions, user managers, C(init.scope),
-        C(systemd-*.service), and the units of the SSH server and of D-Bus.
+        C(systemd-*.service) but for C(systemd-nspawn@) and C(systemd-vmspawn@), and the units of the SSH server and of
+        D-Bus.
       - May be given together with O(service), and then takes the place of the unit in its definition.
     type: str
   pid:
@@ -61,6 +62,8 @@ options:
         stopped, with all that they own.
       - A pattern that fits a process in the control group of a system service is refused, with the name of the unit.
         So is one that fits the SSH server or an empty text, or takes more than 2 seconds.
+      - It is looked for again at each look. A process that takes on another name during the stop, or another program in
+        its first 5 seconds, is stopped as well when it fits then.
     type: str
   gpus:
     description:
@@ -68,12 +71,17 @@ options:
         C(fuser -k /dev/nvidia*). Each is an index, a UUID or a PCI address as for M(gpuops.serving.gpu_clear). V(all)
         alone means all devices. Look with check mode first.
       - Needs O(user) or O(allow_foreign_users=true), since anybody may hold a device.
-      - A holder is what makes M(gpuops.serving.gpu_clear) call the device busy. Who only has a device node open is
-        none, unless the device has memory in use for 5 seconds that no listed process explains, or does not tell its
-        memory. Such a process is named in a warning and left alone.
-      - Nothing at all is signalled when one of the holders is of another user, when one is in a system service that is
-        not at rest (stop its unit), in a container (stop the container), or one that is never signalled, when one
-        cannot be told by its number and creation time, and when a device gives no complete answer.
+      - A holder is what makes M(gpuops.serving.gpu_clear) call the device busy. A process that only has a device node
+        open is one in two cases alone. One is that the device has had memory in use for 5 seconds which no listed
+        process explains. The other is that the device does not tell its memory. In any other case such a process is
+        named in a warning and left alone.
+      - "Nothing at all is signalled when one of these is so:"
+      - B(user) - a holder is of another user.
+      - B(unit) - a holder is in a system service that is not at rest. Stop the unit.
+      - B(container) - a holder is in a container. Stop the container.
+      - B(untouchable) - a holder is one that is never signalled, as the description of this module lists them.
+      - B(unknown) - a holder cannot be told by its number and creation time.
+      - B(incomplete) - a device gives no complete answer.
       - What a unit that is at rest has left behind may be ended, unless a run has a fresh lease of its service.
       - The parents of holders are not ended. One that lives may start its child again, and is named in a warning.
       - A holder that comes later is ended as well if it is one that may be, else it is left alone and the verdict is
@@ -134,8 +142,12 @@ options:
     description:
       - Hard limit for all of it in seconds, from the first look on. A short limit shortens the waits. Of it at most a
         third is kept free for C(SIGKILL), and at most another third for the rest after the front process.
-      - Each request to systemd has what is left of it, at most 10 seconds. When the time is over, systemd still has one
-        second for the answer that the verdict needs. A reading of O(gpus) has at least one second as well.
+      - Each request to systemd has what is left of it, at most 10 seconds.
+      - What is added to it. When the time is over, systemd still has one second for the answer that the verdict needs.
+        A reading of O(gpus) that is due then has one second, and systemd one more for the units of new holders. For the
+        warnings after the end of a unit, systemd has one second in all.
+      - Before the call begins it waits, for up to 30 seconds, until nobody else is changing the service. That is not
+        part of it.
       - The default is the sum of both waits, O(kill_grace) and 5 seconds.
     type: float
   order:
@@ -150,7 +162,9 @@ options:
     description:
       - Names of processes that are never signalled and do not count as left over. The first 15 bytes count, because
         the kernel keeps no more.
-      - When systemd would end such a process with its unit, the whole call is refused.
+      - The whole call is refused when such a process would be ended all the same, by systemd with its unit, or by the
+        manager of the container that it is in. With C(KillMode=process) that is so for the unit's main process and the
+        one that C(ExecStop=) and the like run.
     type: list
     elements: str
     default: []
@@ -241,7 +255,7 @@ verdict:
     - V(absent) when there was nothing to stop, V(stopped), V(survivors) when owned processes are left,
       V(unkillable) when some of them outlived C(SIGKILL), or V(refused) when nothing was signalled, with the reason in
       RV(msg). V(error) when the options make no sense, or when it is not known at the end who holds O(gpus).
-    - In check mode V(stopped) means that there is something to stop.
+    - In check mode V(stopped) means that there is something to stop, and V(survivors) that some of it would be left.
   type: str
   returned: always
   sample: stopped
@@ -275,6 +289,9 @@ plan:
       type: str
     target:
       description: The unit or the container that is asked for, V(null) for signals.
+      type: str
+    manager:
+      description: Who is asked, V(systemd) or the manager of the container, such as V(docker). V(null) for signals.
       type: str
     wait:
       description: How long the step is waited for at most, in seconds.
@@ -311,6 +328,11 @@ processes:
       type: int
     name:
       description: Its name, with unprintable bytes escaped.
+      type: str
+    command:
+      description:
+        - How its command line begins, as the first look shows it. At most four words, and none from one on that may
+          hold a key. Empty where it was not read.
       type: str
     user:
       description: The user that it runs as.
@@ -359,7 +381,9 @@ survivors:
       description: Where in the kernel it waits, where that is known. The other keys are those of RV(processes).
       type: str
     stack:
-      description: Where in the kernel it is, innermost first. Empty where that may not be read, or not in time.
+      description:
+        - Where in the kernel it is, innermost first, for one that is stuck there. Empty for others, and where that may
+          not be read, or not in time.
       type: list
       elements: str
 suspects:
