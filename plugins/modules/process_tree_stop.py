@@ -377,6 +377,9 @@ survivors:
   elements: dict
   returned: when the call was not refused before the first look
   contains:
+    why:
+      description: Why it was left alone, empty for all but V(foreign) ones.
+      type: str
     wchan:
       description: Where in the kernel it waits, where that is known. The other keys are those of RV(processes).
       type: str
@@ -430,6 +433,14 @@ zombies:
     parent_name:
       description: Name of its parent.
       type: str
+marks:
+  description:
+    - The groups that mark the unit's processes, from the definition of its service and from the unit itself, which may
+      give any group named C(gpuops-) and more in C(SupplementaryGroups=). Empty without a unit, and when it has none. A
+      warning says so when the unit gives none.
+  type: list
+  elements: str
+  returned: when the call was not refused before the first look
 unit_state:
   description: What systemd says of the unit at the end, V(null) without a unit.
   type: dict
