@@ -100,6 +100,8 @@ def as_described(tree: Tree, log: Log, ground: int, mark: int) -> t.List[str]:
     wrong = []
     for fact in facts.values():
         node = nodes[fact.id]
+        if fact.id in tree.get("dead", ()) and of(log, fact.id) is not None:
+            wrong.append("%d is not dead" % fact.id)
         if node.get("late") or not (fact.alive or fact.zombie):
             continue
         found = row(numbers[fact.id])

@@ -116,6 +116,7 @@ class Builder:
 
     def behave(self, fate: Fate, unit: bool, calm: bool = False) -> None:
         facts = self.facts()
+        entered = {node["enter"] for node in self.nodes if "enter" in node}
         groups: t.Dict[int, t.List[Facts]] = {}
         for fact in facts.values():
             if fact.alive:
@@ -135,6 +136,8 @@ class Builder:
                 node["stopped"] = True
             elif self.odds(0.02) and not {"exec", "moved"} & set(node):  # nobody can move a main thread that has ended
                 node["threads"] = True
+        for number in entered:  # it is in no namespace then that could be entered
+            self.node(number).pop("threads", None)
 
     def may_stop(self, node: Node, fact: Facts, group: t.Sequence[Facts], fate: Fate) -> bool:
         """Whether the kernel leaves alone a group in which this process is stopped, until the stop has begun.
@@ -265,6 +268,9 @@ def plain(seed: int) -> Tree:
         elif refusal:
             refusal = tree["refusal"] = "wrong_time"
             tree["selector"] = "refused"
+    for node in build.nodes:  # a pattern that fits the SSH server is refused
+        if selector == "pattern" and node.get("name") == "sshd":
+            node["name"] = "x"
     facts = build.facts()
     if selector == "pattern":
         tree["user"] = facts[first].uid

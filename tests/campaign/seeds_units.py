@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import typing as t
 
-from promise import Fate, fate_of
+from promise import INIT, Fate, fate_of
 from seeds import MOST, Builder, Tree, _finished
 
 KEPT = "keep"
@@ -74,6 +74,10 @@ def unit(seed: int) -> Tree:
         if kill_mode in ("control-group", "mixed"):
             build.dead |= {f.id for f in build.facts().values() if f.alive and f.place == "unit"}
     facts = build.facts()
+    if any(facts[number].parent > INIT for number in build.dead):
+        # A parent outside of the unit would keep a dead one of it: whether the dead vouch for their user is left open.
+        tree["state"], build.dead = "active", set()
+        facts = build.facts()
     inside = sorted(f.id for f in facts.values() if f.alive and f.place == "unit" and f.id != front["id"])
     refused = False
     if odds(0.08) and inside:
@@ -82,7 +86,7 @@ def unit(seed: int) -> Tree:
             kept["name"] = KEPT + build.token
             options["protected"] = [kept["name"]]
             facts = build.facts()
-            refused = state == "active" and kill_mode in ("control-group", "mixed")
+            refused = tree["state"] == "active" and kill_mode in ("control-group", "mixed")
 
     def fate(known: bool) -> Fate:
         roots = {f.id for f in facts.values() if f.marked or f.place == "unit"} | {front["id"]}
