@@ -33,6 +33,7 @@ PAUSE = 0.5  # between two readings that wait for that
 READINGS = 3  # one after the other, while processes are born during them
 EVERY = 2.0  # seconds between readings while known holders live
 AFTER = 0.5  # and when none of them does
+SHORTEST = 0.5  # seconds in which a driver that was read just before may answer
 UNIT_ANSWERS = 3.0  # seconds that systemd has at one reading for the states of all units
 LEAST_ANSWER = 0.1  # seconds that one of them takes at least
 SLIP = (0.0, 1.0)  # the boot time, the base of every create time, has whole seconds
@@ -128,10 +129,9 @@ class Holders:
 
     def _begin(self, table: Table) -> None:
         end = Deadline(SETTLE * self._share, self._clock)
-        last = Deadline((FIRST_LOOK + SETTLE) * self._share, self._clock)
         suspects: set[int] | None = None  # those that in each reading had no more than the node of a busy device
         while True:
-            reading, found = self._look(table, last.clamp(FIRST_LOOK * self._share))
+            reading, found = self._look(table, FIRST_LOOK * self._share)
             listed = {one.holder.pid for one in found if one.holder.listed or one.device.memory_used is None}
             alone = {one.holder.pid for one in found} - listed
             suspects = alone if suspects is None else suspects & alone
@@ -193,7 +193,7 @@ class Holders:
         end = Deadline(max(LEAST_LOOK, self._limit.clamp(LATER_LOOK * self._share)), self._clock)
         reading, found = self._look(table, end.remaining)
         trouble = self._trouble(reading, found)
-        if trouble and not alive and end.remaining > PAUSE:
+        if trouble and not alive and end.remaining >= PAUSE + SHORTEST:
             end.sleep(PAUSE)
             reading, found = self._look(table, end.remaining, least=0.0)
             trouble = self._trouble(reading, found)
@@ -249,7 +249,7 @@ class Holders:
             if not born:
                 break
             table.add(Table.of(born, table.proc))
-            if end.remaining < PAUSE:  # too short for a driver to answer
+            if end.remaining < SHORTEST:
                 break
         return reading, found
 

@@ -44,6 +44,7 @@ class Machine:
         self.shown: t.List[t.Union[Reading, ServingError]] = []
         self.read = 0
         self.takes = 0.0
+        self.limits: t.List[float] = []
         self.clock = FakeClock()
         params = dict({"gpus": ["0"], "user": "root", "allow_foreign_users": False}, **params)
         self.selection = _holders.select(params, self.clock, self.look)
@@ -51,6 +52,7 @@ class Machine:
 
     def look(self, _options: t.Any, limit: t.Any) -> Reading:
         self.read += 1
+        self.limits.append(limit)
         self.clock.sleep(min(self.takes, limit))
         reading = self.shown.pop(0) if len(self.shown) > 1 else self.shown[0]
         if isinstance(reading, ServingError):
@@ -493,7 +495,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("timeout", "share"), LIMITS)
 @pytest.mark.parametrize("lives", [True, False])
-@pytest.mark.parametrize("takes", [0.4, 0.9, 100.0])
+@pytest.mark.parametrize("takes", [0.1, 0.4, 0.9, 100.0])
 @pytest.mark.parametrize("born", [True, False])
 def test_a_later_reading_keeps_to_its_part_of_the_limit_however_often_it_is_repeated(
     monkeypatch: pytest.MonkeyPatch, timeout: t.Optional[float], share: float, lives: bool, takes: float, born: bool
@@ -509,6 +511,7 @@ def test_a_later_reading_keeps_to_its_part_of_the_limit_however_often_it_is_repe
     silent = device(*[late] * born, verdict="error", reason="timeout")
     machine.scan(shows(silent))
     assert machine.clock.now - began <= max(_holders.LEAST_LOOK, _holders.LATER_LOOK * share) + 1e-6
+    assert min(machine.limits) > _holders.SHORTEST - 1e-6  # else it only hides what was read before
     assert machine.selection.doubt() != ""
 
 
