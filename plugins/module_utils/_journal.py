@@ -47,7 +47,7 @@ def _text(value: Any) -> str:
 def records(text: str) -> list[Record]:
     """The records of ``journalctl --output=json``; a progress bar becomes one record a step."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             entry = json.loads(line)
         except ValueError:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from . import _files
-from ._errors import ServingError
+from ._errors import ServingError, UsageError
 
 __all__ = [
     "FLOOR",
@@ -43,6 +43,14 @@ __all__ = [
 FLOOR = 247
 SLACK = 1.0  # seconds that two stamps of one moment may differ by: of clock ticks, or of a boot time in whole seconds
 LOOKING = 1.0  # seconds for the files of a unit that may be on another host
+RETRY = 0.2
+# What systemctl says while systemd executes itself anew, as an upgrade makes it: no answer about any unit.
+BROKEN = (
+    "Message recipient disconnected from message bus",
+    "Transport endpoint is not connected",
+    "Connection refused",
+    "Connection reset by peer",
+)
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
@@ -221,8 +229,8 @@ def _moment(stamp: int) -> Moment | None:
 
 def unit_name(name: str) -> str:
     """The full name of a unit; a bare word is a service."""
-    if not name or not re.match(r"^[A-Za-z0-9:_.\\@-]+$", name):
-        raise ServingError('the unit name "%s" is not usable: it is not a systemd unit name' % name)
+    if not re.match(r"[A-Za-z0-9:_.\\@-]+\Z", name):
+        raise UsageError('the unit name "%s" is not usable: it is not a systemd unit name' % name)
     return name if name.endswith(UNIT_TYPES) else name + ".service"
 
 
@@ -261,7 +269,15 @@ def said(rc: int, err: str) -> str:
 def _systemctl(arguments: list[str], timeout: float) -> tuple[int, str, str]:
     if not present():
         raise ServingError("systemd does not manage this host: /run/systemd/system does not exist")
-    return call(["systemctl", "--no-pager", "--no-ask-password"] + arguments, timeout)
+    end, left = time.monotonic() + timeout, timeout
+    while True:
+        rc, out, err = call(["systemctl", "--no-pager", "--no-ask-password"] + arguments, left)
+        if rc == 0 or not any(text in err for text in BROKEN):
+            return rc, out, err
+        left = end - time.monotonic() - RETRY
+        if left <= 0:
+            raise NoAnswer("systemd could not be reached for %g s: %s" % (timeout, said(rc, err)))
+        time.sleep(RETRY)
 
 
 def version() -> int:
@@ -300,7 +316,7 @@ def number(text: str) -> int:
 def parse_show(unit: str, text: str) -> UnitState:
     """The state that ``systemctl show`` printed."""
     raw = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         key, equals, value = line.partition("=")
         if equals:
             raw[key] = value
@@ -365,7 +381,7 @@ def job_type(unit: str, timeout: float = 10.0) -> str:
     rc, out, err = _systemctl(["list-jobs", "--no-legend", "--plain", "--", unit], timeout)
     if rc != 0:
         raise ServingError('the jobs of the unit "%s" cannot be read: %s' % (unit, said(rc, err)))
-    for words in map(str.split, out.splitlines()):
+    for words in map(str.split, out.split("\n")):
         if len(words) >= 3 and words[1] == unit:
             return words[2]
     return ""

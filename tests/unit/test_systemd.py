@@ -12,7 +12,7 @@ import typing as t
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _files, _journal, _systemd
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 
 RUNNING = """Restart=always
 TimeoutStopUSec=1min 30s
@@ -204,13 +204,26 @@ def test_unit_names(given: str, full: str) -> None:
     assert _systemd.unit_name(given) == full
 
 
-@pytest.mark.parametrize("name", ["", "a b", "--now", "a;b", "ä"])
+@pytest.mark.parametrize("name", ["", "a b", "--now", "a;b", "ä", "foo\n", "foo.service\n"])
 def test_names_that_are_not_units(name: str) -> None:
     if name == "--now":
         assert _systemd.unit_name(name) == "--now.service"  # every call ends its options with --
         return
-    with pytest.raises(ServingError, match="is not usable: it is not a systemd unit name"):
+    with pytest.raises(UsageError, match="is not usable: it is not a systemd unit name"):
         _systemd.unit_name(name)
+
+
+@pytest.mark.parametrize("sign", ["\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029", "\r"])
+def test_only_a_line_feed_ends_a_line(monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+    state = _systemd.parse_show("a.service", "Id=a.service\nLoadError=x%sMainPID=7\nMainPID=5\n" % sign)
+    assert (state.main_pid, state.raw["LoadError"]) == (5, "x%sMainPID=7" % sign)
+    state = _systemd.parse_show("a.service", "MainPID=5\nStatusText=x%sMainPID=7\n" % sign)
+    assert state.main_pid == 5
+    if sign in "\x85\u2028\u2029":  # the journal writes the others as escapes
+        text = json.dumps({"MESSAGE": "a%sb" % sign}, ensure_ascii=False)
+        assert [record.message for record in _journal.records(text + "\n" + entry("c"))] == ["a%sb" % sign, "c"]
+    Calls(monkeypatch, (0, "1 b.service start x%s2 a.service start y\n3 a.service stop z\n" % sign, ""))
+    assert _systemd.job_type("a.service") == "stop"
 
 
 def entry(message: t.Any, **fields: t.Any) -> str:
@@ -332,3 +345,57 @@ def test_a_host_without_systemd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_systemd, "present", lambda: False)
     with pytest.raises(ServingError, match="systemd does not manage this host"):
         _systemd.show("qwen")
+
+
+class Bus:
+    """A systemd that is being executed anew: its answers in turn, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: t.Tuple[int, str, str]) -> None:
+        self.now, self.limits = 100.0, []  # type: float, t.List[float]
+        left = list(answers)
+
+        def call(_arguments: t.List[str], timeout: float) -> t.Tuple[int, str, str]:
+            self.limits.append(timeout)
+            return left.pop(0) if len(left) > 1 else left[0]
+
+        def sleep(seconds: float) -> None:
+            self.now += seconds
+
+        monkeypatch.setattr(_systemd, "call", call)
+        monkeypatch.setattr(_systemd, "present", lambda: True)
+        monkeypatch.setattr(_systemd.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(_systemd.time, "sleep", sleep)
+
+
+BROKEN = [
+    "Message recipient disconnected from message bus without replying",
+    "Failed to get properties: Transport endpoint is not connected",
+    "Failed to connect to bus: Connection refused",
+    "Failed to stop x.service: Connection reset by peer",
+]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_connection_that_breaks_is_no_answer_about_the_unit(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    bus = Bus(monkeypatch, (1, "", text), (1, "", text), (0, "Id=x.service\nMainPID=5\n", ""))
+    assert _systemd.show("x", 10.0).main_pid == 5
+    assert bus.now == pytest.approx(100.4)
+    assert bus.limits == pytest.approx([10.0, 9.8, 9.6])
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_request_on_a_connection_that_stays_broken_may_have_been_heard(
+    monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    bus = Bus(monkeypatch, (1, "", text))
+    with pytest.raises(_systemd.NoAnswer) as caught:
+        _systemd.request_stop("x", 1.0)
+    assert caught.value.message == "systemd could not be reached for 1 s: %s" % text
+    assert 100.7 <= bus.now <= 101.0
+
+
+def test_a_refusal_is_not_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    bus = Bus(monkeypatch, (1, "", "Access denied"))
+    with pytest.raises(ServingError, match="was not stopped: Access denied"):
+        _systemd.request_stop("x", 1.0)
+    assert bus.limits == [1.0]
