@@ -27,7 +27,7 @@ class Group:
     """One control group and those below it."""
 
     def __init__(self, path: str, mounts: tuple[str, ...] = MOUNTS) -> None:
-        self.folder = ""
+        self.path, self.folder = path, ""
         if path.strip("/") and ".." not in path.split("/"):
             for mount in mounts:
                 folder = os.path.join(mount, path.lstrip("/"))
@@ -78,10 +78,10 @@ class Group:
 
     @property
     def paused(self) -> bool:
-        """Whether somebody has frozen it."""
+        """Whether somebody has frozen it, or one above it."""
         try:
-            with open(os.path.join(self.folder, "cgroup.freeze"), encoding="ascii") as stream:
-                return bool(self.folder) and stream.read().strip() == "1"
+            with open(os.path.join(self.folder, "cgroup.events"), encoding="ascii") as stream:
+                return bool(self.folder) and "frozen 1" in stream.read()
         except OSError:
             return False
 

@@ -36,7 +36,7 @@ from typing import Iterable, Mapping, Pattern
 from . import _titles
 from ._accounts import group_name, group_number
 from ._errors import UsageError
-from ._places import Container, attribute, containers_of, in_login, machine_of
+from ._places import Container, attribute, containers_of, in_login, machine_of, place
 from ._processes import TICKS, Process, ProcessRef, Table, own_line, threads
 from ._service import mark_group
 from ._systemd import UnitState, number
@@ -94,7 +94,7 @@ class Owned:
         if firm:
             self.firm.add(process.ref)
             self.users.add(process.uid)
-            self.places.add(attribute(process))
+            self.places.add(place(process))
             if process.pid in (process.session, process.pgrp):
                 self.leaders.add(process.pid)
         return news
@@ -132,8 +132,8 @@ def foreign(table: Table, owned: Owned, any_user: bool = False) -> set[ProcessRe
     weak = [process for process in map(table.by_ref, owned.processes) if process is not None]
     weak = [process for process in weak if process.ref not in owned.firm and process.ref not in owned.spared]
     for process in weak:
-        place = attribute(process)
-        elsewhere = place != (None, None) and place not in owned.places
+        where = place(process)
+        elsewhere = where != (None, None) and where not in owned.places
         if elsewhere or (process.uid not in owned.users and not any_user):
             found.add(process.ref)
     before = -1

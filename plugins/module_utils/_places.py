@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ._processes import Process
 
-__all__ = ["Container", "attribute", "containers_of", "in_login", "machine_of"]
+__all__ = ["Container", "attribute", "containers_of", "in_login", "machine_of", "place"]
 
 # Parts of a cgroup's path that mean a container. The manager's name may stand before the id: docker-ID.scope,
 # libpod-ID, PARENT:cri-containerd:ID. The monitor beside a container bears the id too, and is not in it.
@@ -22,7 +22,12 @@ MACHINE_SCOPE = re.compile(r"machine-(?!qemu\\x2d)(.+)\.scope\Z")  # virtual mac
 NSPAWN_SERVICE = re.compile(r"systemd-nspawn@(.+)\.service\Z")
 PAYLOAD_SCOPE = re.compile(r"(.+)\.scope\Z")  # of a machine that is not registered
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9_.:@+-]{1,255}\Z")
-LOGIN_SESSION = re.compile(r"session-[^/]+\.scope\Z")
+LOGIN = re.compile(r"(?:session-[^/]+\.scope|user@[^/]+\.service)\Z")
+# What keeps the host, the sessions of its users and the way to it running.
+HOST_UNITS = re.compile(
+    r"(?:init\.scope|session-.*\.scope|user@.*\.service|user-runtime-dir@.*\.service|"
+    r"systemd-(?!(?:nspawn|vmspawn)@).*\.service|sshd?(?:@.*)?\.service|dbus(?:-broker)?\.service)\Z"
+)
 UNIT_SUFFIXES = (".service", ".scope", ".socket", ".mount", ".swap")
 
 
@@ -52,8 +57,15 @@ def attribute(process: Process) -> tuple[str | None, str | None]:
 
 
 def in_login(process: Process) -> bool:
-    """Whether somebody logged in to start it."""
-    return LOGIN_SESSION.match(attribute(process)[0] or "") is not None
+    """Whether somebody logged in to start it, or the manager of a user's own units did."""
+    return LOGIN.match(attribute(process)[0] or "") is not None
+
+
+def place(process: Process) -> tuple[str | None, str | None]:
+    """The unit and container, or the path of a group that is of neither, such as batch systems make them."""
+    found = attribute(process)
+    apart = found == (None, None) and any(part and not part.endswith(".slice") for part in process.cgroup.split("/"))
+    return (process.cgroup, None) if apart else found
 
 
 def containers_of(process: Process) -> list[str]:

@@ -147,7 +147,8 @@ def _parse_status(data: bytes) -> tuple[int, tuple[int, ...]]:
 def _parse_cgroup(data: bytes) -> str:
     """The path in the hierarchy that systemd tracks units in; on a legacy host the unified one is always the root."""
     unified, named = "", ""
-    for line in data.decode("utf-8", "surrogateescape").splitlines():
+    # Only a newline ends a line: whoever may make a group may give it a name with any other character.
+    for line in filter(None, data.decode("utf-8", "surrogateescape").split("\n")):
         _number, _colon, rest = line.partition(":")
         controllers, _colon, path = rest.partition(":")
         if path.endswith(" (deleted)"):
@@ -282,6 +283,13 @@ class Table:
         booted = boot_time(proc)
         found = (_read_process(proc, pid, booted) for pid in pids)
         return cls((process for process in found if process is not None), proc)
+
+    def renew(self, processes: Iterable[Process]) -> None:
+        """Put these rows in the place of those that were read before."""
+        rows = {process.pid: process for process in processes}
+        kept = [process for process in self if process.pid not in rows]
+        self._by_pid, self._children = {}, {}
+        self.add([*kept, *rows.values()])
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._by_pid.values())

@@ -17,6 +17,7 @@ from . import _bounded, _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
 from ._ownership import Owned
 from ._pidfile import MOST_PID, PidFile, pid_in_file
+from ._places import HOST_UNITS
 from ._processes import Process, ProcessRef, Table, user_name
 from ._survey import Scan
 from ._systemd import UnitState
@@ -42,11 +43,6 @@ __all__ = [
 
 MATCHING = 2.0  # seconds that a pattern may take on all processes
 LINE_READING = 4.0  # seconds that command lines which cannot be read may cost in all
-# What keeps the host, the sessions of its users and the way to it running.
-HOST_UNITS = re.compile(
-    r"(?:init\.scope|session-.*\.scope|user@.*\.service|systemd-(?!(?:nspawn|vmspawn)@).*\.service|"
-    r"sshd?(?:@.*)?\.service|dbus(?:-broker)?\.service)\Z"
-)
 SSH_SERVER = ("sshd", "sshd-session", "sshd-auth")
 CLOCK_SLIP = 1.0  # the boot time, the base of every create time, has whole seconds
 

@@ -12,7 +12,9 @@ from typing import Any, Callable
 from . import _processes, _stop_answer, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError
+from ._groups import Group
 from ._managers import Managers
+from ._places import HOST_UNITS
 from ._processes import ProcessRef
 from ._stop_options import Options
 from ._survey import Member, Scan, Survey
@@ -116,6 +118,10 @@ class Stopper:
         state, own = self.state, self.survey.own
         if state is not None and own is not None:
             return 'this task itself runs below the process %d "%s" of the unit "%s"' % (own.pid, own.name, state.name)
+        if state is not None:
+            text = self._refused_unit(state)
+            if text:
+                return text
         if state is not None and not state.at_rest and state.refuses_stop:
             return 'systemd stops the unit "%s" for nobody but units that depend on it (RefuseManualStop=)' % state.name
         for member in self.survey.members.values():
@@ -130,6 +136,23 @@ class Stopper:
                         who,
                         container.name,
                     )
+        return ""
+
+    def _refused_unit(self, state: UnitState) -> str:
+        """Why systemd must not stop the unit: its own name counts, not an alias, and what stops together with it."""
+        text = 'the unit "%s" holds the sessions of users or this host itself, not a service'
+        if HOST_UNITS.match(state.name):
+            return text % state.name
+        if state.at_rest:
+            return ""
+        for name in state.stops_with:
+            if HOST_UNITS.match(name):
+                return '%s, and systemd would stop it together with "%s"' % (text % name, state.name)
+            if name in self.survey.own_units:
+                return 'this task itself runs in the unit "%s", which systemd would stop together with "%s"' % (
+                    name,
+                    state.name,
+                )
         return ""
 
     def run(self, check_mode: bool = False) -> dict[str, Any]:
@@ -150,6 +173,10 @@ class Stopper:
         except ServingError as error:
             verdict = "survivors" if self.survey.looks else "error"
             _stop_answer.settle(self)
+            if self.changed and error.result.get("verdict") == "refused":
+                # Such as a lease that somebody took: it was not refused from the beginning.
+                error.message += "; the stop was broken off in the middle"
+                error.result["verdict"] = verdict
             found = _stop_answer.result(self, error.result.get("verdict", verdict), error.message)
             error.result = dict(found, **error.result)
             raise
@@ -191,10 +218,13 @@ class Stopper:
                 return
             lives_again = self.state.invocation_id not in ("", self._life)
             if self.state.awake and (lives_again or not self.state.job):
-                # Somebody's start took the place of our stop, or systemd's own began the next of two lives.
+                # Somebody's start took the place of our stop, or systemd's own began the next of two lives, or systemd
+                # does not do it: it stops nothing that is frozen together with its slice.
                 if requests == 3:
-                    self.restarted = True
-                    return
+                    self.restarted = lives_again or self.state.between_lives
+                    if self.restarted:
+                        return
+                    break
                 self._request_stop()
                 requests += 1
             if end.expired:
@@ -288,6 +318,8 @@ class Stopper:
                 return
             if not also():
                 self._calm = 0  # what was seen before that proves nothing
+            if self.survey.ours() and all(m.denied for m in self.survey.ours()):
+                return  # nothing more can be done for them
             if self._calm >= 2 or (self.survey.ours() and enough()):
                 return
             if whom is not _anybody and self._at_rest and not any(map(whom, self.survey.ours())):
@@ -380,8 +412,10 @@ class Stopper:
                     if "KILL" not in member.signals:
                         member.signals.append("KILL")
                 return
+        # Who is not ours must not stay frozen if this call is killed.
+        freezing = group if all(m.standing == "ours" for m in inside) else Group("")
         try:
-            with group.frozen(self._clock):
+            with freezing.frozen(self._clock):
                 for _round in range(STILL_ROUNDS):
                     for member in self.survey.ours():
                         if "STOP" not in member.signals:

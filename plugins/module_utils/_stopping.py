@@ -71,7 +71,7 @@ def carry_out(
     finally:
         for text in selection.warnings:  # a look may have added to them
             warn(text)
-    for text in [*_unmarked(stopper), *_triggers(result, check_mode)]:
+    for text in [*_unmarked(stopper), *_dependents(result), *_triggers(result, check_mode)]:
         warn(text)
     doubt = selection.doubt()
     if doubt and result["verdict"] in ("absent", "stopped"):
@@ -90,6 +90,15 @@ def _unmarked(stopper: Stopper) -> Iterator[str]:
         "is not found; SupplementaryGroups=%s in the unit marks them"
         % (state.name, names[0] if names else "gpuops-...")
     )
+
+
+def _dependents(result: Mapping[str, Any]) -> Iterator[str]:
+    """Which other units end because the unit does."""
+    names = (result.get("unit_state") or {}).get("stops_with")
+    if names and any(step["action"] == "systemd_stop" for step in result["plan"]) and result["verdict"] != "refused":
+        yield "systemd stops %s together with it; starting it does not start them again" % ", ".join(
+            '"%s"' % name for name in names
+        )
 
 
 def _triggers(result: Mapping[str, Any], check_mode: bool, clock: Clock = SYSTEM_CLOCK) -> Iterator[str]:

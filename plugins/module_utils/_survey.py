@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from . import _ownership, _places, _systemd
+from . import _ownership, _places, _processes, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
+from ._errors import ServingError
 from ._groups import Group
 from ._ownership import Owned
 from ._processes import Process, ProcessRef, Table
@@ -25,6 +27,16 @@ Scan = Callable[[Table, "UnitState | None", "Owned | None"], Owned]
 SAME_LIFE = 3  # looks in a row during which somebody may start the unit before one is taken as it is
 LEAST_ANSWER = 0.3  # seconds that systemd has for one answer even when others took all the time
 FULL_EVERY = 30.0  # seconds after which a look reads again what changes rarely
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def processor_time() -> float:
@@ -93,6 +105,7 @@ class Survey:
         self.suspects: dict[ProcessRef, Process] = {}
         self.state: UnitState | None = None
         self.own: Process | None = None  # what the caller itself depends on, in the unit
+        self.own_units: set[str] = set()  # that the caller and its ancestors are in
         self.group = Group("")  # the unit's, as it was when it had one
         self.cost = 0.0  # processor time of the dearest of the late looks
         self.looks = 0
@@ -132,7 +145,10 @@ class Survey:
                 state = again
                 break
         self.state, self._owned = state, owned
-        self.own = _ownership.own_part(table, state) if state is not None else None
+        if state is not None:
+            self.own = _ownership.own_part(table, state)
+            line = (table.get(pid) for pid in _processes.own_line(table))
+            self.own_units = {_places.attribute(process)[0] or "" for process in line if process is not None}
         self._take(table, owned)
         if state is not None and not state.found:
             # The manager of a user may run a unit of that name, which is another one.
@@ -149,9 +165,21 @@ class Survey:
         full = now - self._read_in_full >= FULL_EVERY
         self._read_in_full = now if full else self._read_in_full
         table = Table.snapshot(known=None if full else self._table)
-        table.add(Table.of(pid for pid in self.group.pids() if table.get(pid) is None))
+        missing = [pid for pid in self.group.pids() if self._is_outside(table.get(pid))]
+        if missing:
+            table.renew(Table.of(missing))
+            unseen = [pid for pid in missing if table.get(pid) is None and _exists(pid)]
+            if unseen:
+                raise ServingError(
+                    '%d processes of the unit "%s" cannot be looked at, such as %d: run as root, or with become'
+                    % (len(unseen), self.unit, unseen[0])
+                )
         self._table = table
         return table
+
+    def _is_outside(self, process: Process | None) -> bool:
+        """Whether the table knows nothing of a process, or not yet that it is in the unit's group now."""
+        return process is None or not (process.cgroup + "/").startswith(self.group.path.rstrip("/") + "/")
 
     def _take(self, table: Table, owned: Owned) -> None:
         strangers = _ownership.foreign(table, owned, self._allow_foreign_users)

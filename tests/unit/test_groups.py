@@ -71,6 +71,7 @@ def test_a_group_is_frozen_for_a_moment_and_always_thawed(tmp_path: pathlib.Path
         assert group.paused
         raise ValueError
     assert (folder / "cgroup.freeze").read_text() == "0"
+    (folder / "cgroup.events").write_text("populated 1\nfrozen 0\n")
     assert not group.paused
 
 

@@ -329,6 +329,21 @@ def test_strangers_are_those_whom_only_weak_evidence_names() -> None:
 @pytest.mark.parametrize(
     "place",
     [
+        "/user.slice/user-5.slice/user@5.service/init.scope",
+        "/user.slice/user-5.slice/user@5.service/app.slice/run-r2.scope",
+    ],
+)
+def test_the_manager_of_a_user_who_is_a_member_of_the_group_is_left_alone(place: str) -> None:
+    table = Table([*BASE, process(100, cgroup=HERE, uid=5), process(110, gids=(900,), uid=5, cgroup=place)])
+    owned = _ownership.of_unit(table, unit(), mark_gid=900)
+    assert {ref.pid for ref in _ownership.foreign(table, owned, any_user=True)} == {110}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "/handmade",
+        "/slurm/uid_0/job_1",
         "/user.slice/user-0.slice/session-7.scope",
         "/user.slice/user-0.slice/user@0.service/app.slice/x.service",
         "/system.slice/run-r1.scope",
@@ -381,7 +396,6 @@ def test_the_unit_itself_tells_its_marks(monkeypatch: pytest.MonkeyPatch) -> Non
         ("/system.slice/engine@2.service/nested", False),
         ("/system.slice/run-r1.scope", True),
         ("/system.slice", True),
-        ("/user.slice/user-5.slice/user@5.service/app.slice/run-r2.scope", True),
         (HERE + "/nested", True),
     ],
 )

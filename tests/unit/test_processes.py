@@ -94,6 +94,9 @@ def test_names(proc: pathlib.Path, raw: bytes, name: str) -> None:
         ("1:name=systemd:/\n0::/\n", "/"),
         ("0::/system.slice/a.service (deleted)\n", "/system.slice/a.service"),
         ("0::/a:b.slice/c.service\n", "/a:b.slice/c.service"),
+        # Whoever may make a group may name it so; only the kernel's newline ends a line.
+        ("0::/user.slice/x\v0::/system.slice/victim.service\n", "/user.slice/x\v0::/system.slice/victim.service"),
+        ("0::/x\u20280::/y\n", "/x\u20280::/y"),
         ("", ""),
     ],
 )

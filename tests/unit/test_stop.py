@@ -613,11 +613,100 @@ def test_who_is_in_the_group_and_was_missed_in_the_table_is_found(monkeypatch: p
     hidden = process(77)
     monkeypatch.setattr(_groups.Group, "pids", lambda _group: set(host.processes) | ({77} if hidden else set()))
     monkeypatch.setattr(Table, "of", lambda pids: [hidden] if 77 in pids and 77 in host.processes else [])
+    monkeypatch.setattr(_survey, "_exists", lambda _pid: False)
     host.processes[77] = hidden
     snapshot = Table.snapshot
     monkeypatch.setattr(Table, "snapshot", lambda known=None: Table(p for p in snapshot() if p.pid != 77))
     result = host.stopper(grace=1).run()
     assert (result["verdict"], sorted(p["pid"] for p in result["processes"])) == ("stopped", [10, 77])
+
+
+def test_who_was_moved_into_the_group_is_found_though_it_was_known_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive", control_group=GROUP)
+    host.processes[77] = process(77, cgroup="/elsewhere")
+    monkeypatch.setattr(_groups.Group, "pids", lambda _group: set(host.processes))
+    monkeypatch.setattr(Table, "of", lambda pids: [process(pid) for pid in pids if pid in host.processes])
+    result = host.stopper(grace=1).run()
+    assert (result["verdict"], sorted(p["pid"] for p in result["processes"])) == ("stopped", [10, 77])
+
+
+def test_who_cannot_be_looked_at_is_not_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, active_state="inactive", control_group=GROUP)
+    monkeypatch.setattr(_groups.Group, "pids", lambda _group: {77})
+    monkeypatch.setattr(Table, "of", lambda pids: [])
+    monkeypatch.setattr(_survey, "_exists", lambda _pid: True)
+    with pytest.raises(
+        ServingError, match=r'1 processes of the unit "qwen.service" cannot be looked at, such as 77'
+    ) as raised:
+        host.stopper().run()
+    assert raised.value.result["verdict"] == "error"
+    monkeypatch.setattr(_survey, "_exists", lambda _pid: False)
+    assert host.stopper().run()["verdict"] == "absent"
+
+
+@pytest.mark.parametrize("check_mode", [True, False])
+@pytest.mark.parametrize(
+    ("facts", "line", "said"),
+    [
+        ({"name": "ssh.service"}, {}, 'the unit "ssh.service" holds the sessions of users or this host itself'),
+        ({"raw": {"RequiredBy": "user@0.service"}}, {}, 'would stop it together with "qwen.service"'),
+        (
+            {"raw": {"BoundBy": "caller.service"}},
+            {500: "/system.slice/caller.service"},
+            "this task itself runs in the unit",
+        ),
+        ({"raw": {"BoundBy": "other.service"}}, {500: "/system.slice/caller.service"}, ""),
+    ],
+    ids=["alias", "holds up", "caller", "other"],
+)
+def test_names_and_dependents_of_a_unit_count(
+    monkeypatch: pytest.MonkeyPatch, facts: t.Dict[str, t.Any], line: t.Dict[int, str], said: str, check_mode: bool
+) -> None:
+    host = Host(monkeypatch, process(10), **dict({"active_state": "active", "main_pid": 10}, **facts))
+    host.processes.update({pid: process(pid, cgroup=cgroup) for pid, cgroup in line.items()})
+    monkeypatch.setattr(_processes, "own_line", lambda _table: {1, *line})
+    result = host.stopper().run(check_mode)
+    assert (result["verdict"] == "refused", said in result["msg"]) == (bool(said), True)
+    assert not said or (host.stops, host.sent) == (0, [])
+
+
+def test_a_stop_that_systemd_does_not_do_is_done_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="active", main_pid=10, invocation_id="a")
+    host.on_stop = lambda: setattr(host.state, "active_state", "active")  # as systemd 257 does below a frozen slice
+    send = host.send
+
+    def end(ref: ProcessRef, number: int) -> str:
+        answer = send(ref, number)
+        host.rest()
+        return answer
+
+    host.send = end  # type: ignore[method-assign]
+    result = host.stopper(grace=2).run()
+    assert (result["verdict"], [name for _when, _pid, name in host.sent]) == ("stopped", ["SIGKILL"])
+
+
+def test_who_cannot_be_signalled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), process(11), active_state="inactive")
+    host.send = lambda _ref, _number: "denied"  # type: ignore[method-assign]
+    result = host.stopper(grace=30, kill_grace=10).run()
+    assert (result["verdict"], host.now - 1000 < 2) == ("survivors", True)
+
+
+@pytest.mark.parametrize("signalled", [True, False])
+def test_a_lease_that_is_lost_in_the_middle_is_no_refusal(monkeypatch: pytest.MonkeyPatch, signalled: bool) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    host.deaf = {10}
+    stopper = host.stopper(grace=5)
+
+    def tick() -> None:
+        if bool(host.sent) == signalled:
+            raise ServingError("the lease is gone", verdict="refused")
+
+    stopper._tick = tick
+    with pytest.raises(ServingError) as raised:
+        stopper.run()
+    assert raised.value.result["verdict"] == ("survivors" if signalled else "refused")
+    assert ("broken off in the middle" in raised.value.message) is signalled
 
 
 # Containers

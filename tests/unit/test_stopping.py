@@ -90,3 +90,13 @@ def test_a_unit_without_a_mark_is_named(monkeypatch: pytest.MonkeyPatch, groups:
     assert [text.split(":")[0] for text in said] == [
         'the unit "qwen.service" gives its processes no ownership mark'
     ] * warned
+
+
+@pytest.mark.parametrize(("state", "warned"), [("active", True), ("inactive", False)])
+def test_units_that_end_together_with_it_are_named(monkeypatch: pytest.MonkeyPatch, state: str, warned: bool) -> None:
+    Host(monkeypatch, active_state=state, raw={"BoundBy": "side.service"})
+    said: t.List[str] = []
+    chosen = _selection.Selection('the unit "qwen.service"', _selection.by_unit(None), "qwen.service")
+    _stopping.carry_out(chosen, _stopping.Options(), True, warn=said.append)
+    text = 'systemd stops "side.service" together with it; starting it does not start them again'
+    assert said == [text] * warned
