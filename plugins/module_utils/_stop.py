@@ -9,12 +9,11 @@ from __future__ import annotations
 import signal
 from typing import Any, Callable
 
-from . import _processes, _stop_answer, _systemd
+from . import _processes, _refusal, _stop_answer, _systemd
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError
 from ._groups import Group
 from ._managers import Managers
-from ._places import HOST_UNITS
 from ._processes import ProcessRef
 from ._stop_options import Options
 from ._survey import Member, Scan, Survey
@@ -113,48 +112,6 @@ class Stopper:
 
     # The stop
 
-    def refusal(self) -> str:
-        """Why this must not even begin, empty when it may."""
-        state, own = self.state, self.survey.own
-        if state is not None and own is not None:
-            return 'this task itself runs below the process %d "%s" of the unit "%s"' % (own.pid, own.name, state.name)
-        if state is not None:
-            text = self._refused_unit(state)
-            if text:
-                return text
-        if state is not None and not state.at_rest and state.refuses_stop:
-            return 'systemd stops the unit "%s" for nobody but units that depend on it (RefuseManualStop=)' % state.name
-        for member in self.survey.members.values():
-            if member.standing in ("protected", "allowed"):
-                who = 'the protected process %d "%s"' % (member.process.pid, member.process.name)
-                if state is not None and not state.at_rest and self.survey.falls_to_systemd(member):
-                    return 'systemd would end %s together with the unit "%s"' % (who, state.name)
-                container = self.survey.containers.get(member.container or "")
-                if container is not None and container.stop:
-                    return '%s would end %s together with the container "%s"' % (
-                        container.manager,
-                        who,
-                        container.name,
-                    )
-        return ""
-
-    def _refused_unit(self, state: UnitState) -> str:
-        """Why systemd must not stop the unit: its own name counts, not an alias, and what stops together with it."""
-        text = 'the unit "%s" holds the sessions of users or this host itself, not a service'
-        if HOST_UNITS.match(state.name):
-            return text % state.name
-        if state.at_rest:
-            return ""
-        for name in state.stops_with:
-            if HOST_UNITS.match(name):
-                return '%s, and systemd would stop it together with "%s"' % (text % name, state.name)
-            if name in self.survey.own_units:
-                return 'this task itself runs in the unit "%s", which systemd would stop together with "%s"' % (
-                    name,
-                    state.name,
-                )
-        return ""
-
     def run(self, check_mode: bool = False) -> dict[str, Any]:
         """Do it, or say what would be done."""
         self._began = self._clock.monotonic()
@@ -164,7 +121,7 @@ class Stopper:
                 self._deadline = Deadline(self._total - self._deadline.elapsed, self._clock)
             _stop_answer.describe(self)
             self.plan = _stop_answer.plan(self)
-            refusal = self.refusal()
+            refusal = _refusal.why(self.survey)
             if refusal:
                 return _stop_answer.result(self, "refused", "nothing was signalled: %s" % refusal)
             if check_mode:
