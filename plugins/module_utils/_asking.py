@@ -12,7 +12,6 @@ import os
 import signal
 import stat
 import subprocess
-import tempfile
 import time
 from typing import IO, NamedTuple
 
@@ -88,8 +87,11 @@ def _end(child: subprocess.Popen[bytes], wait: float = 1.0) -> None:
 
 def ask(words: list[str], timeout: float) -> tuple[int, str, str]:
     """The status of a command, what it printed, and what it complained of in one line; -1 without a status."""
-    # Files and not pipes: whatever the command starts and leaves behind would keep a pipe open.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with contextlib.ExitStack() as opened:
+        try:
+            out, err = opened.enter_context(_memory()), opened.enter_context(_memory())
+        except OSError as error:
+            return -1, "", "no answer: there is no room for one: %s" % error.strerror
         try:
             child = _start(words, out, err)
         except OSError as error:
@@ -101,6 +103,11 @@ def ask(words: list[str], timeout: float) -> tuple[int, str, str]:
         finally:
             _end(child)
         return child.returncode, _text(out, MOST), _line(err)
+
+
+def _memory() -> IO[bytes]:
+    """A file in memory: no folder may be full, and a pipe is kept open by what a command leaves behind."""
+    return open(os.memfd_create("gpuops"), "w+b")
 
 
 def _text(stream: IO[bytes], most: int) -> str:
@@ -123,12 +130,14 @@ class Request:
         self._container = container
         self._child: subprocess.Popen[bytes] | None = None
         self._failed = ""
-        self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the request
+        self._err: IO[bytes] | None = None
         if not words:
             return
+        with contextlib.suppress(OSError):  # the request counts, not what is said about it
+            self._err = _memory()
         try:
             with open(os.devnull, "wb") as null:
-                self._child = _start(words, null, self._err)
+                self._child = _start(words, null, self._err or null)
         except OSError as error:
             self._failed = "%s cannot run: %s" % (words[0], error.strerror)
 
@@ -149,7 +158,7 @@ class Request:
         """What went wrong, empty when nothing did or it is not done."""
         if self._failed or self._child is None or self._child.poll() in (None, 0):
             return self._failed
-        return _line(self._err) or "status %s" % self._child.returncode
+        return (_line(self._err) if self._err is not None else "") or "status %s" % self._child.returncode
 
     def end(self) -> None:
         """Leave nothing of it behind."""

@@ -182,8 +182,9 @@ def _flock(path: str, what: str, timeout: float) -> t.Iterator[None]:
                     verdict="refused",
                 )
             deadline.sleep(LOCK_POLL)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, b"%d\n" % os.getpid(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the lock counts, not who it says holds it
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, b"%d\n" % os.getpid(), 0)
         yield
     finally:
         os.close(handle)

@@ -1005,6 +1005,29 @@ def _state(pid: int) -> str:
         return "X"
 
 
+def test_no_folder_is_needed_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With /tmp full no unit could be stopped."""
+
+    def full(*_any: object, **_more: object) -> t.NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile._get_default_tempdir", full)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert _asking.ask([sys.executable, "-c", "print('x')"], 20.0) == (0, "x\n", "")
+    request = _asking.Request(sleeper("import sys; sys.exit('no such thing')"), 1)
+    wait_done(request)
+    assert request.failed == "no such thing"
+    monkeypatch.setattr(os, "memfd_create", full)
+    assert _asking.ask([sys.executable, "-c", "print('x')"], 20.0) == (
+        -1,
+        "",
+        "no answer: there is no room for one: No space left on device",
+    )
+    request = _asking.Request(sleeper("import sys; sys.exit('no such thing')"), 1)
+    wait_done(request)
+    assert request.failed == "status 1"
+
+
 def test_a_question_is_bounded_and_has_none_of_our_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://far")
     words = [sys.executable, "-c", "import os; print(sorted(os.environ), os.getcwd())"]

@@ -202,3 +202,19 @@ def test_a_link_in_place_of_the_lock_is_not_followed(folders: str, tmp_path: t.A
         with _lease.locked("qwen", 0):
             pytest.fail("a link was followed")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_lock_that_nothing_can_be_written_to_is_one_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, folders: str
+) -> None:
+    """With /run full nothing could be stopped."""
+
+    def full(*_any: object) -> t.NoReturn:
+        raise OSError(28, "No space left on device")
+
+    for name in ("ftruncate", "pwrite"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, full)
+            with _lease.operation("qwen", None), pytest.raises(_lease.Lost, match="was not free"):
+                with _lease.locked("qwen", 0.0):
+                    pass
