@@ -58,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
+    if sys.stdout is None:  # closed by the caller: what is not told must not be done either
+        return _fail("the answer cannot be written: the standard output is closed")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of processes and units may be any bytes
@@ -65,20 +67,35 @@ def main(argv: t.Optional[t.Sequence[str]] = None) -> int:
         options = _parser().parse_args(argv)
     except SystemExit as stop:
         return _verdicts.USAGE_EXIT_CODE if stop.code else 0
+    # Whatever fails to be written is then no failure of the work, nor the other way round.
+    answer = io.StringIO()
+    with contextlib.redirect_stdout(answer):
+        code = _work(options)
     try:
-        code = int(options.run(options))
+        sys.stdout.write(answer.getvalue())
         sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        return 130
     except OSError as error:  # nobody reads the answer, or it cannot be written: then it is none
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        print("gpuops: the answer cannot be written: %s" % error.strerror, file=sys.stderr)
-        return 2
+        return _fail("the answer cannot be written: %s" % error.strerror)
+    return code
+
+
+def _work(options: argparse.Namespace) -> int:
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        return _fail("this host refused what the work needs: %s" % error)
     except UsageError as error:
-        print("gpuops: %s" % error.message, file=sys.stderr)
-        return _verdicts.USAGE_EXIT_CODE
+        return _fail(error.message, _verdicts.USAGE_EXIT_CODE)
     except ServingError as error:
-        print("gpuops: %s" % error.message, file=sys.stderr)
-        return 2
+        return _fail(error.message)
+
+
+def _fail(message: str, code: int = 2) -> int:
+    if sys.stderr is not None:  # print would take the standard output instead
+        with contextlib.suppress(OSError):
+            print("gpuops: %s" % message, file=sys.stderr)
+    return code

@@ -18,6 +18,29 @@ FOLDER = "/etc/gpuops/services"
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}\Z")
 
 
+def _is_gid(value: t.Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_GID
+
+
+MOST_GID = 2**32 - 2  # the one above means no group at all
+# The unit comes first: what is wrong in a definition concerns the unit alone that it names.
+KINDS: t.Tuple[t.Tuple[str, t.Callable[[t.Any], bool], str], ...] = (
+    ("unit", lambda value: isinstance(value, str) and bool(value), "the name of a unit"),
+    ("engine", lambda value: isinstance(value, str), "the name of an engine"),
+    ("mark_gid", _is_gid, "the number of a group, from 1 to %d" % MOST_GID),
+)
+
+
+class Misfit(ServingError):
+    """A value in a definition is of a wrong kind."""
+
+    def __init__(self, name: str, path: str, key: str, kind: str, definition: t.Dict[str, t.Any]) -> None:
+        super().__init__(
+            'the definition of the service "%s" cannot be used: "%s" in %s must be %s' % (name, key, path, kind)
+        )
+        self.unit = None if key == "unit" else unit_of(definition)
+
+
 def check_name(name: str) -> str:
     if not NAME.match(name):
         raise UsageError(
@@ -44,12 +67,15 @@ def load(name: str, folder: str = FOLDER) -> t.Dict[str, t.Any]:
         raise UsageError(
             'the service "%s" is not defined on this host: %s does not exist (defined here: %s)' % (name, path, known)
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ServingError('the definition of the service "%s" cannot be used: %s: %s' % (name, path, error)) from error
     if not isinstance(definition, dict) or definition.get("name") != name:
         raise ServingError(
             'the definition of the service "%s" cannot be used: %s describes something else' % (name, path)
         )
+    for key, fits, kind in KINDS:
+        if definition.get(key) is not None and not fits(definition[key]):
+            raise Misfit(name, path, key, kind, definition)
     return definition
 
 
@@ -83,10 +109,15 @@ def unit_of(definition: t.Mapping[str, t.Any]) -> str:
 def match(unit: str, folder: str = "") -> Match:
     """The service whose definition names this unit; either may leave the ending off."""
     folder = folder or FOLDER
-    wanted, unreadable = unit_of({"unit": unit}), None
+    wanted = unit_of({"unit": unit})
+    unreadable: t.Optional[ServingError] = None
     for name in names(folder) if wanted else ():
         try:
             definition = load(name, folder)
+        except Misfit as error:
+            if error.unit in (None, wanted):
+                unreadable = unreadable or error
+            continue
         except ServingError as error:
             unreadable = unreadable or error
             continue

@@ -168,6 +168,36 @@ def test_an_answer_that_cannot_be_written_is_none(
     assert [numbers[1] for numbers in moved] == [1]
 
 
+def test_what_fails_in_the_work_is_not_the_answer(
+    seen: t.Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(options: t.Any, deadline: t.Any) -> Reading:
+        raise OSError(28, "No space left on device", "/run/x")
+
+    monkeypatch.setattr(_agent_gpu._gpu, "wait_clear", fail)
+    assert _agent.main(["gpu-clear"]) == 2
+    said = "gpuops: this host refused what the work needs: [Errno 28] No space left on device: '/run/x'\n"
+    assert capsys.readouterr() == ("", said)
+
+
+def test_without_an_output_nothing_is_done(
+    seen: t.Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    for words in (["gpu-clear"], ["--help"]):
+        assert _agent.main(words) == 2
+        assert capsys.readouterr().err == "gpuops: the answer cannot be written: the standard output is closed\n"
+    assert seen == []
+
+
+def test_without_an_error_output_the_answer_stays_clean(
+    seen: t.Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    assert _agent.main(["gpu-clear", "--gpus", "0,0"]) == 3
+    assert capsys.readouterr().out == ""
+
+
 def test_an_interrupted_wait_has_no_verdict(seen: t.Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(options: t.Any, deadline: t.Any) -> Reading:
         raise KeyboardInterrupt

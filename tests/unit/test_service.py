@@ -54,6 +54,35 @@ def test_a_damaged_definition_is_an_error(folder: str, content: str) -> None:
         _service.load("bad", folder)
 
 
+WRONG: t.List[t.Tuple[str, t.Any]] = [
+    *(("unit", value) for value in (5, "", ["q"], False)),
+    *(("engine", value) for value in (5, ["vllm"], {})),
+    *(("mark_gid", value) for value in (True, "7", 7.0, 0, -1, 2**32 - 1, [7])),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), WRONG)
+def test_a_value_of_a_wrong_kind_is_named(tmp_path: t.Any, key: str, value: t.Any) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"name": "bad", "unit": "b", "engine": "vllm", "mark_gid": 7, key: value}))
+    with pytest.raises(ServingError) as caught:
+        _service.load("bad", str(tmp_path))
+    assert type(caught.value) is not UsageError
+    assert caught.value.message.startswith(
+        'the definition of the service "bad" cannot be used: "%s" in %s must be ' % (key, path)
+    )
+    # It can concern the unit that it names, and every one when that is what is wrong.
+    found = _service.match("b", str(tmp_path))
+    assert (found.name, str(found.unreadable)) == (None, caught.value.message)
+    assert (_service.match("other", str(tmp_path)).unreadable is not None) is (key == "unit")
+
+
+def test_values_of_the_right_kind(tmp_path: t.Any) -> None:
+    for more in ({}, {"mark_gid": 1}, {"mark_gid": 2**32 - 2}, {"unit": None, "engine": None, "mark_gid": None}):
+        (tmp_path / "good.json").write_text(json.dumps({"name": "good", **more}))
+        assert _service.load("good", str(tmp_path)) == {"name": "good", **more}
+
+
 @pytest.mark.parametrize("name", ["../qwen", "a/b", "Qwen", "", ".x", "qwen\n"])
 def test_a_name_that_is_a_path_is_refused(folder: str, name: str) -> None:
     with pytest.raises(UsageError, match="is not usable"):
