@@ -374,6 +374,12 @@ def test_what_the_task_runs_below_is_refused() -> None:
     for name in ("ssh.service", "init.scope", "user@0.service"):
         assert verdicts(module("process_tree_stop", unit=name)) == {("refused", False)}
     own = module("process_tree_stop", unit="ssh.service")
-    assert '"sshd"' in own["new"]["msg"]
+    assert 'the unit "ssh.service" holds the sessions of users or this host itself' in own["new"]["msg"]
+    everywhere("ln -sf $(systemctl show -P FragmentPath ssh) /etc/systemd/system/nick.service; systemctl daemon-reload")
+    try:
+        alias = module("process_tree_stop", unit="nick.service")
+        assert verdicts(alias) == {("refused", False)}
+    finally:
+        everywhere("rm /etc/systemd/system/nick.service; systemctl daemon-reload")
     wrong = module("process_tree_stop", unit="system.slice")
     assert "its name must end in" in wrong["old"]["msg"]
