@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-import math
-import pwd
 import re
 import time
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from ._places import HOST_UNITS
 from ._processes import Process, ProcessRef, Table, user_name
 from ._survey import Scan
 from ._systemd import UnitState
+from ._words import check_words, user_id
 
 if TYPE_CHECKING:
     from . import _containers
@@ -100,21 +99,6 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
         what = 'the pattern "%s" of the user "%s"' % (params["pattern"], user)
         return Selection(what, by_pattern(params["pattern"], user))
     raise UsageError('no unit is known for the service "%s": name it in its definition or here' % params.get("service"))
-
-
-def check_words(params: Mapping[str, Any]) -> None:
-    """A UsageError for what is empty, and for what has no meaning beside the rest."""
-    create_time, user = params.get("create_time"), params.get("user")
-    if create_time is not None and not math.isfinite(create_time):
-        raise UsageError('"create_time" must be a number of seconds, not %s' % create_time)
-    for name in ("unit", "pidfile", "pattern", "user"):
-        if params.get(name) == "":
-            raise UsageError('"%s" is empty' % name)
-    by_number = params.get("pid") is not None or params.get("pidfile") is not None
-    if create_time is not None and not by_number:
-        raise UsageError('"create_time" says which process is meant by "pid" or "pidfile": leave it out here')
-    if user is not None and not (by_number or params.get("pattern") or params.get("gpus")):
-        raise UsageError('"user" has no meaning for a unit, which may run as several users: leave it out here')
 
 
 def checked_unit(name: str, types: tuple[str, ...]) -> str:
@@ -214,8 +198,20 @@ def by_pid(pid: int, create_time: float | None, user: str | None, warnings: list
     table = Table.snapshot()
     process = table.get(pid)
     if process is None or process.gone:
+        _refuse_thread(pid)
         return None
     return _of_process(table, process, create_time, user, warnings)
+
+
+def _refuse_thread(number: int) -> None:
+    """Threads bear numbers too: /proc answers for them, but does not list them."""
+    try:
+        with open("/proc/%d/status" % number, "rb") as stream:
+            leader = re.search(rb"^Tgid:\s*(\d+)", stream.read(), re.MULTILINE)
+    except OSError:
+        return
+    if leader and int(leader.group(1)) != number:
+        raise UsageError("the number %d is a thread of the process %s: name that" % (number, leader.group(1).decode()))
 
 
 def _of_process(
@@ -283,11 +279,7 @@ def by_pattern(pattern: str, user: str) -> Scan:
     A match in a service's unit is refused at the first look, and no match at the later ones: its unit is what to name.
     Whoever comes to fit during the stop, by a name or program that it takes on, is stopped too.
     """
-    try:
-        if re.compile(pattern).search("") is not None:
-            raise UsageError('the pattern "%s" fits every process: it is found in an empty text' % pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError('the pattern "%s" is not a regular expression: %s' % (pattern, error)) from error
+    _check_pattern(pattern)
     uid = user_id(user)
     chosen: set[ProcessRef] = set()
     lines: dict[ProcessRef, _Line] = {}
@@ -330,6 +322,25 @@ def by_pattern(pattern: str, user: str) -> Scan:
         return _ownership.of_pids(table, [p.ref for p in candidates if p.ref in chosen], previous=previous)
 
     return scan
+
+
+def _check_pattern(pattern: str) -> None:
+    """A UsageError for what is no pattern or fits everybody; in a child, as some take longer than anybody lives."""
+
+    def check(_report: _bounded.Report) -> list[Any]:
+        try:
+            return ["", re.compile(pattern).search("") is not None]
+        except (re.error, RecursionError, OverflowError) as error:
+            return [str(error) or type(error).__name__, False]
+
+    outcome = _bounded.run(check, MATCHING)
+    if not outcome.ok:
+        raise Refused('the pattern "%s" cannot be looked for: %s' % (pattern, outcome.error))
+    wrong, fits = outcome.value
+    if wrong:
+        raise UsageError('the pattern "%s" is not a regular expression: %s' % (pattern, wrong))
+    if fits:
+        raise UsageError('the pattern "%s" fits every process: it is found in an empty text' % pattern)
 
 
 class _Line(NamedTuple):
@@ -384,13 +395,3 @@ def untouchable(table: Table, process: Process) -> str:
     if process.name in SSH_SERVER:
         return called + " is the SSH server or one of its connections"
     return ""
-
-
-def user_id(name: str) -> int:
-    """The number of an account, or the number itself where no account bears it."""
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        if name.isdigit() and int(name) < 2**32:
-            return int(name)
-        raise UsageError('the user "%s" does not exist on this host' % name) from None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
+import threading
 import time
 import types
 import typing as t
@@ -26,6 +28,8 @@ from ansible_collections.gpuops.serving.plugins.module_utils._places import Cont
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import Process, ProcessRef, Table
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
 from host import process
+
+SIGNS = (("\0", "null byte"), ("\n", "line break"))
 
 
 def test_a_pid_file_without_a_pid(tmp_path: pathlib.Path) -> None:
@@ -182,6 +186,66 @@ def test_a_pid_file_speaks_for_its_own_users_processes_only(
     else:
         with pytest.raises(_selection.Refused, match=why):
             _selection.by_pidfile(str(path), found, None, None)
+
+
+def test_a_pattern_that_never_ends_on_an_empty_text_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(_signal: int, _frame: t.Any) -> t.NoReturn:
+        raise AssertionError("it was looked for in this process")
+
+    monkeypatch.setattr(_selection, "MATCHING", 0.3)
+    previous = signal.signal(signal.SIGALRM, here)
+    signal.alarm(5)
+    try:
+        with pytest.raises(_selection.Refused, match="cannot be looked for: no answer within"):
+            _selection.by_pattern("(?:|){40}(?=x)", "root")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def test_the_number_of_a_thread_is_no_process() -> None:
+    end, started = threading.Event(), threading.Event()
+    numbers: t.List[int] = []
+
+    def run() -> None:
+        numbers.append(threading.get_native_id())
+        started.set()
+        end.wait()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert started.wait(10)
+        said = "^the number %d is a thread of the process %d: name that$" % (numbers[0], os.getpid())
+        with pytest.raises(UsageError, match=said):
+            _selection.by_pid(numbers[0], None, None)
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["²", "9" * 5000, "\uff14\uff12", "4294967296", "-1", "a\0b", "00000000042"])
+def test_a_user_that_is_neither_an_account_nor_a_number(name: str) -> None:
+    with pytest.raises(UsageError, match="does not exist on this host"):
+        _selection.user_id(name)
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        *(({"unit": "a%s.service" % sign}, '"unit" holds a ' + word) for sign, word in SIGNS),
+        *(({"pidfile": "/run/a%s" % sign}, '"pidfile" holds a ' + word) for sign, word in SIGNS),
+        *(({"pid": 1, "user": "ro%sot" % sign}, '"user" holds a ' + word) for sign, word in SIGNS),
+        ({"pattern": "a\0", "user": "root"}, '"pattern" holds a null byte'),
+    ],
+)
+def test_signs_that_no_name_holds(params: t.Dict[str, t.Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        _selection.select(params)
+
+
+def test_a_pattern_may_have_lines() -> None:
+    _selection.check_words({"pattern": "a\nb", "user": "root"})
 
 
 def test_a_pattern_that_would_never_end_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
