@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -44,9 +45,14 @@ class Container(NamedTuple):
 
 def attribute(process: Process) -> tuple[str | None, str | None]:
     """The unit and the innermost container of a process, as its cgroup tells: an id, or a name for LXC and nspawn."""
+    return _attribute(process.cgroup)
+
+
+@functools.lru_cache(maxsize=4096)
+def _attribute(cgroup: str) -> tuple[str | None, str | None]:
     unit, container = None, None
     outer = True
-    parts = process.cgroup.split("/")
+    parts = cgroup.split("/")
     for place, part in enumerate(parts):
         container = _container(parts, place) or container
         if outer and part and not part.endswith(".slice"):

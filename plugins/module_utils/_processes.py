@@ -84,6 +84,7 @@ class Process:
     cpu_ticks: int
     booted: float = 0.0
     settled: bool = False  # whether its user, groups and control group were read after its first seconds
+    line: bytes = b""  # its stat as it was read
 
     @property
     def pid(self) -> int:
@@ -196,7 +197,8 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
     except OSError:
         return None
     try:
-        stat = _parse_stat(_read_at("stat", directory))
+        line = _read_at("stat", directory)
+        stat = _parse_stat(line)
         uid, gids = _parse_status(_read_at("status", directory))
         cgroup = _read_cgroup("cgroup", directory)
         if stat.state == "Z" and stat.threads > 1 and cgroup in ("", "/"):
@@ -207,21 +209,26 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
         return None
     finally:
         os.close(directory)
-    return _process(ProcessRef(pid, stat.start), stat, uid, gids, cgroup, booted)
+    return _process(ProcessRef(pid, stat.start), stat, line, uid, gids, cgroup, booted)
 
 
 def _read_again(proc: str, known: Process) -> Process | None:
     """The same process at this moment, as far as its stat tells; another one when the number is another's now."""
     try:
-        stat = _parse_stat(_read_at("%s/%d/stat" % (proc, known.pid)))
+        line = _read_at("%s/%d/stat" % (proc, known.pid))
+        if known.settled and line == known.line:
+            return known  # it did nothing since
+        stat = _parse_stat(line)
     except (OSError, ValueError, IndexError):
         return None
     if stat.start != known.ref.start or not known.settled:
         return _read_process(proc, known.pid, known.booted)
-    return _process(known.ref, stat, known.uid, known.gids, known.cgroup, known.booted)
+    return _process(known.ref, stat, line, known.uid, known.gids, known.cgroup, known.booted)
 
 
-def _process(ref: ProcessRef, stat: _Stat, uid: int, gids: tuple[int, ...], cgroup: str, booted: float) -> Process:
+def _process(
+    ref: ProcessRef, stat: _Stat, line: bytes, uid: int, gids: tuple[int, ...], cgroup: str, booted: float
+) -> Process:
     return Process(
         ref=ref,
         ppid=stat.ppid,
@@ -236,6 +243,7 @@ def _process(ref: ProcessRef, stat: _Stat, uid: int, gids: tuple[int, ...], cgro
         kernel_thread=bool(stat.flags & PF_KTHREAD),
         cpu_ticks=stat.cpu_ticks,
         booted=booted,
+        line=line,
         settled=time.clock_gettime(time.CLOCK_BOOTTIME) - ref.start / TICKS > YOUNG,
     )
 

@@ -27,8 +27,10 @@ REST_GRACE = 15.0
 SLACK = 5.0  # on top of the waits, for the looks between them and for systemd's answers
 LAST_ANSWER = 1.0  # what systemd has for an answer even when the time is over, since a stop ends with a look
 POLL = 0.05  # between two glances at the processes that are known
-FIRST_PAUSE, LAST_PAUSE = 0.1, 5.0  # between two looks for processes that are not
-SOON, SHARE = 10.0, 60.0  # so many times what a look costs is waited before the next: first, and in the long run
+FIRST_PAUSE, LAST_PAUSE = 0.1, 10.0  # between two looks for processes that are not
+# So many times what a look costs is waited before the next: at first or when somebody has ended, and in the long run.
+SOON, SHARE = 20.0, 100.0
+FIRST_NAP, LAST_NAP = 0.01, 1.0  # before systemd is asked whether all is over, doubled each time
 STILL_ROUNDS = 20  # looks in which processes that fork all the time are stopped before they are killed
 
 
@@ -298,23 +300,27 @@ class Stopper:
         watched = self.survey.ours()
         pause = max(pause, min(LAST_PAUSE, SOON * self.survey.cost))
         asleep = Deadline(end.clamp(pause), self._clock)
-        nap = POLL
-        while self.unit is not None and not watched and not self._at_rest and not asleep.expired:
-            # All are gone: only systemd has not said so yet, and need not be waited for as long as a process.
-            asleep.sleep(nap)
-            nap *= 2
-            if _systemd.show(self.unit, self._patience).at_rest:
-                return pause
         while not asleep.expired:
             before = self._clock.monotonic()
             living = [m for m in watched if self._alive(m.ref)]
-            if watched and not living:
+            if not living and not self._at_rest:
+                self._await_rest(asleep)
                 break
-            if len(living) < len(watched) and asleep.elapsed >= min(pause, SHARE * self.survey.cost + POLL):
+            soon = min(pause, SOON * self.survey.cost + POLL)
+            if len(living) < len(watched) and (not living or asleep.elapsed >= soon):
                 break
             asleep.sleep(max(POLL, SHARE * (self._clock.monotonic() - before)))
             self._tick()
         return min(LAST_PAUSE, max(FIRST_PAUSE, SHARE * self.survey.cost), 2 * pause)
+
+    def _await_rest(self, end: Deadline) -> None:
+        """All are gone: wait until systemd says so too, which takes it no longer than a moment."""
+        nap = FIRST_NAP
+        while not end.expired:
+            end.sleep(nap)
+            nap = min(LAST_NAP, 2 * nap)
+            if _systemd.show(str(self.unit), self._patience).at_rest:
+                break
 
     def _started_again(self) -> bool:
         """Whether somebody started the unit after it came to rest: those processes are not what was to be stopped."""

@@ -286,3 +286,21 @@ def test_a_command_line_that_hangs_does_not_hide_the_others(monkeypatch: pytest.
     began = time.monotonic()
     assert _processes.command_lines(refs, timeout=2.5) == {refs[0]: "line 1", refs[2]: "line 3"}
     assert time.monotonic() - began < 3.5
+
+
+def test_a_process_that_did_nothing_is_the_same_row_and_one_that_did_is_not(
+    proc: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_process(proc, 5)
+    write_process(proc, 6)
+    monkeypatch.setattr(_processes, "YOUNG", float("-inf"))
+    table = Table.snapshot(str(proc))
+    stat = (proc / "6" / "stat").read_bytes()
+    (proc / "6" / "stat").write_bytes(stat.replace(b") S ", b") T "))
+    again = Table.snapshot(str(proc), known=table)
+    assert again.get(5) is table.get(5)
+    process = again.get(6)
+    assert process is not None and process.state == "T"
+    monkeypatch.setattr(_processes, "YOUNG", float("inf"))
+    young = Table.snapshot(str(proc))
+    assert Table.snapshot(str(proc), known=young).get(5) is not young.get(5)
