@@ -26,7 +26,7 @@ UNIT_GRACE = 90.0  # for a unit that sets no limit of its own
 REST_GRACE = 15.0
 SLACK = 5.0  # on top of the waits, for the looks between them and for systemd's answers
 LAST_ANSWER = 1.0  # what systemd has for an answer even when the time is over, since a stop ends with a look
-POLL = 0.05  # between two glances at the processes that are known
+POLL = 0.03  # between two glances at the processes that are known
 FIRST_PAUSE, LAST_PAUSE = 0.1, 10.0  # between two looks for processes that are not
 # So many times what a look costs is waited before the next: at first or when somebody has ended, and in the long run.
 SOON, SHARE = 20.0, 100.0
@@ -65,6 +65,7 @@ class Stopper:
         self._tick = tick
         self._send = send
         self._alive = alive
+        self._told: UnitState | None = None  # the unit's state when it was read right before the next look
         self._calm = 0  # looks in a row that showed nothing of ours, and the unit at rest
         self._life: str | None = None  # of the unit, by its invocation id, that is being stopped
         self._deadline = Deadline(SLACK if options.timeout is None else options.timeout, clock)
@@ -80,7 +81,8 @@ class Stopper:
 
     def look(self) -> None:
         self._tick()
-        self.survey.look(self._patience)
+        self.survey.look(self._patience, self._told)
+        self._told = None
         self._calm = self._calm + 1 if self._at_rest and not self.survey.ours() else 0
 
     @property
@@ -319,7 +321,9 @@ class Stopper:
         while not end.expired:
             end.sleep(nap)
             nap = min(LAST_NAP, 2 * nap)
-            if _systemd.show(str(self.unit), self._patience).at_rest:
+            state = _systemd.show(str(self.unit), self._patience)
+            if state.at_rest:
+                self._told = state
                 break
 
     def _started_again(self) -> bool:

@@ -128,11 +128,16 @@ class Survey:
         """The service's containers by their id."""
         return dict(self._owned.containers) if self._owned is not None else {}
 
-    def look(self, limit: float = 10.0) -> None:
-        """Take a fresh look at everything; systemd has ``limit`` seconds for all its answers."""
+    def look(self, limit: float = 10.0, told: UnitState | None = None) -> None:
+        """Take a fresh look at everything; systemd has ``limit`` seconds for all its answers.
+
+        ``told`` is the unit's state when it was read right before.
+        """
         before, end = processor_time(), Deadline(limit, self._clock)
         for attempt in range(SAME_LIFE):
-            state = _systemd.show(self.unit, max(LEAST_ANSWER, end.remaining)) if self.unit is not None else None
+            state = told if attempt == 0 else None
+            if self.unit is not None and state is None:
+                state = _systemd.show(self.unit, max(LEAST_ANSWER, end.remaining))
             if state is not None and state.control_group not in ("", "/"):
                 self.group = Group(state.control_group)
             table = self._snapshot()
