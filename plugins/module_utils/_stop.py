@@ -66,7 +66,7 @@ class Stopper:
         self._send = send
         self._alive = alive
         self._told: UnitState | None = None  # the unit's state when it was read right before the next look
-        self._calm = 0  # looks in a row that showed nothing of ours, and the unit at rest
+        self._calm = 0  # looks in a row that showed nothing of ours
         self._life: str | None = None  # of the unit, by its invocation id, that is being stopped
         self._deadline = Deadline(SLACK if options.timeout is None else options.timeout, clock)
         self._began = clock.monotonic()
@@ -83,7 +83,7 @@ class Stopper:
         self._tick()
         self.survey.look(self._patience, self._told)
         self._told = None
-        self._calm = self._calm + 1 if self._at_rest and not self.survey.ours() else 0
+        self._calm = 0 if self.survey.ours() else self._calm + 1
 
     @property
     def _at_rest(self) -> bool:
@@ -250,12 +250,12 @@ class Stopper:
     # Waiting
 
     def _quiet(self) -> bool:
-        """Whether two looks in a row show nothing of ours."""
+        """Whether two looks in a row show nothing of ours, and the unit is at rest."""
         while self._calm < 2:
             self.look()
             if self._started_again() or not self._calm:
                 return False
-        return not self._started_again()
+        return self._at_rest and not self._started_again()
 
     def _wait(
         self,
@@ -281,7 +281,7 @@ class Stopper:
                 self._calm = 0  # what was seen before that proves nothing
             if self.survey.ours() and all(m.denied for m in self.survey.ours()):
                 return  # nothing more can be done for them
-            if self._calm >= 2 or (self.survey.ours() and enough()):
+            if (self._calm >= 2 and self._at_rest) or (self.survey.ours() and enough()):
                 return
             if whom is not _anybody and self._at_rest and not any(map(whom, self.survey.ours())):
                 return
@@ -305,7 +305,7 @@ class Stopper:
         while not asleep.expired:
             before = self._clock.monotonic()
             living = [m for m in watched if self._alive(m.ref)]
-            if not living and not self._at_rest:
+            if not watched and not self._at_rest:
                 self._await_rest(asleep)
                 break
             soon = min(pause, SOON * self.survey.cost + POLL)
