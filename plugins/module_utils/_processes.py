@@ -14,7 +14,6 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, NamedTuple
 
-from . import _bounded
 from ._accounts import user_name
 
 __all__ = [
@@ -23,14 +22,13 @@ __all__ = [
     "Table",
     "alive",
     "boot_time",
-    "command_lines",
     "escape",
-    "kernel_stacks",
     "own_line",
+    "parse_stat",
+    "read_at",
     "send",
     "threads",
     "user_name",
-    "waiting_in",
 ]
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -38,7 +36,6 @@ PF_KTHREAD = 0x00200000
 CHUNK = 8192  # more than these files have, of all but the strangest processes
 NEW_ONES = 8  # how often one look goes back for processes that were born during it
 YOUNG = 5.0  # seconds in which a process may yet be given its user, groups and control group by whoever starts it
-STACK_READING = 1.0  # seconds that kernel stacks may take in all
 
 
 class ProcessRef(NamedTuple):
@@ -116,7 +113,7 @@ class _Stat(NamedTuple):
     start: int
 
 
-def _parse_stat(data: bytes) -> _Stat:
+def parse_stat(data: bytes) -> _Stat:
     # The name may hold spaces, parentheses and newlines: only its outermost parentheses count.
     opening, closing = data.index(b"("), data.rindex(b")")
     rest = data[closing + 2 :].split(None, 20)
@@ -163,7 +160,7 @@ def _parse_cgroup(data: bytes) -> str:
     return unified
 
 
-def _read_at(name: str, directory: int | None = None) -> bytes:
+def read_at(name: str, directory: int | None = None) -> bytes:
     fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         data = chunk = os.read(fd, CHUNK)
@@ -177,7 +174,7 @@ def _read_at(name: str, directory: int | None = None) -> bytes:
 
 def _read_cgroup(name: str, directory: int) -> str:
     try:
-        return _parse_cgroup(_read_at(name, directory))
+        return _parse_cgroup(read_at(name, directory))
     except OSError:
         return ""
 
@@ -197,9 +194,9 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
     except OSError:
         return None
     try:
-        line = _read_at("stat", directory)
-        stat = _parse_stat(line)
-        uid, gids = _parse_status(_read_at("status", directory))
+        line = read_at("stat", directory)
+        stat = parse_stat(line)
+        uid, gids = _parse_status(read_at("status", directory))
         cgroup = _read_cgroup("cgroup", directory)
         if stat.state == "Z" and stat.threads > 1 and cgroup in ("", "/"):
             # On legacy control groups a main thread that has ended is in the root, the others are where they were.
@@ -215,10 +212,10 @@ def _read_process(proc: str, pid: int, booted: float) -> Process | None:
 def _read_again(proc: str, known: Process) -> Process | None:
     """The same process at this moment, as far as its stat tells; another one when the number is another's now."""
     try:
-        line = _read_at("%s/%d/stat" % (proc, known.pid))
+        line = read_at("%s/%d/stat" % (proc, known.pid))
         if known.settled and line == known.line:
             return known  # it did nothing since
-        stat = _parse_stat(line)
+        stat = parse_stat(line)
     except (OSError, ValueError, IndexError):
         return None
     if stat.start != known.ref.start or not known.settled:
@@ -342,7 +339,7 @@ def own_line(table: Table) -> set[int]:
 def _living_thread(pid: int) -> bool:
     for thread in threads(pid):
         with contextlib.suppress(OSError):
-            if _parse_stat(_read_at("/proc/%d/task/%s/stat" % (pid, thread))).state not in "ZXx":
+            if parse_stat(read_at("/proc/%d/task/%s/stat" % (pid, thread))).state not in "ZXx":
                 return True
     return False
 
@@ -351,7 +348,7 @@ def alive(ref: ProcessRef) -> bool:
     """Whether this very process runs now, for callers without a fresh snapshot: each of its threads is looked at."""
     try:
         with open("/proc/%d/stat" % ref.pid, "rb") as stream:
-            stat = _parse_stat(stream.read())
+            stat = parse_stat(stream.read())
     except (OSError, ValueError, IndexError):
         return False
     if stat.start != ref.start or stat.state in "Xx":
@@ -387,74 +384,3 @@ def send(ref: ProcessRef, signum: int) -> str:
         if fd >= 0:
             os.close(fd)
     return "sent"
-
-
-def waiting_in(ref: ProcessRef) -> str:
-    """Where in the kernel the process sleeps, empty when it does not or nobody may know."""
-    try:
-        with open("/proc/%d/wchan" % ref.pid, "rb") as stream:
-            text = escape(stream.read(128)).strip()
-    except OSError:
-        return ""
-    return "" if text == "0" else text
-
-
-def kernel_stacks(refs: Iterable[ProcessRef]) -> dict[ProcessRef, list[str]]:
-    """Where in the kernel processes are, innermost first; nothing of those that do not tell, or not in time.
-
-    Reading one takes a lock of the process, which it may hold for ever while it is stuck.
-    """
-    wanted = list(refs)
-
-    def read(report: Callable[[dict[str, object]], None]) -> None:
-        for ref in wanted:
-            with contextlib.suppress(OSError):
-                text = escape(_read_at("/proc/%d/stack" % ref.pid)[:CHUNK].replace(b"\n", b"\t"))
-                report({"pid": ref.pid, "lines": [line for line in text.split("\\t") if line]})
-
-    if not wanted:
-        return {}
-    told = {row["pid"]: row["lines"] for row in _bounded.run(read, STACK_READING).partial}
-    return {ref: told[ref.pid] for ref in wanted if told.get(ref.pid)}
-
-
-def _command_line(ref: ProcessRef) -> str:
-    directory = os.open("/proc/%d" % ref.pid, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if _parse_stat(_read_at("stat", directory)).start != ref.start:
-            return ""
-        raw = _read_at("cmdline", directory)
-        for thread in [] if raw else threads(ref.pid):
-            with contextlib.suppress(OSError):  # a main thread that has ended has none any more, the others still have
-                raw = raw or _read_at("task/%s/cmdline" % thread, directory)
-        return " ".join(escape(part) for part in raw.rstrip(b"\0").split(b"\0"))
-    finally:
-        os.close(directory)
-
-
-def command_lines(refs: Iterable[ProcessRef], timeout: float = 2.0) -> dict[ProcessRef, str]:
-    """Command lines by process; one that cannot be read in time is missing.
-
-    Reading one takes the process's memory lock, which a process stuck in the driver may hold for ever.
-    """
-    waiting, found = list(refs), {}
-    end = time.monotonic() + timeout
-    while waiting and time.monotonic() < end:
-        batch = list(waiting)
-
-        def read(report: Callable[[dict[str, object]], None], batch: list[ProcessRef] = batch) -> None:
-            for ref in batch:
-                try:
-                    line = _command_line(ref)
-                except (OSError, ValueError, IndexError):
-                    line = ""
-                report({"pid": ref.pid, "line": line})
-
-        outcome = _bounded.run(read, max(0.1, min(1.0, end - time.monotonic())))
-        read_here = {row["pid"]: row["line"] for row in outcome.partial}
-        found.update({ref: read_here[ref.pid] for ref in batch if ref.pid in read_here})
-        if outcome.status == "ok":
-            break
-        # The first one without an answer is the one that hangs: go on without it.
-        waiting = [ref for ref in batch if ref.pid not in read_here][1:]
-    return found

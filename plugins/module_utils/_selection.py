@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Pattern
 
-from . import _bounded, _ownership, _processes, _service, _systemd
+from . import _bounded, _inside, _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
 from ._ownership import Owned
 from ._pidfile import MOST_PID, PidFile, pid_in_file
@@ -297,7 +297,7 @@ def by_pattern(pattern: str, user: str) -> Scan:
         waiting = [p for p in candidates if p.ref not in chosen]
         unread = [p for p in waiting if p.ref not in lines or not lines[p.ref].stands_for(p)]
         began = time.monotonic()
-        read = _processes.command_lines([p.ref for p in unread], max(0.1, min(2.0, left))) if unread else {}
+        read = _inside.command_lines([p.ref for p in unread], max(0.1, min(2.0, left))) if unread else {}
         if len(read) < len(unread):  # one that hangs must not make every look of a long stop slow
             left -= time.monotonic() - began
         fresh = {p.ref: _Line(p.name, p.settled, read[p.ref]) for p in unread if p.ref in read}

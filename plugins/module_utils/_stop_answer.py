@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from . import _ownership, _processes
+from . import _inside, _ownership, _processes
 from ._accounts import group_name
 from ._survey import Member
 
@@ -34,7 +34,7 @@ REMEDIES = (
 def describe(stop: Stopper) -> None:
     """Read how the command line of each begins: names alone, such as python3, do not tell whose processes they are."""
     members = list(stop.survey.members.values())[:MOST_LISTED]
-    lines = _processes.command_lines((member.ref for member in members), LINES)
+    lines = _inside.command_lines((member.ref for member in members), LINES)
     for member in members:
         member.command = beginning(lines.get(member.ref, ""))
 
@@ -216,9 +216,9 @@ def result(stop: Stopper, verdict: str, msg: str) -> dict[str, Any]:
     left = [m for m in members if m.outcome in ("foreign", "denied", "unkillable", "survived")]
     # Where one waits that could end tells nothing.
     stuck = (m.ref for m in left[:MOST_LISTED] if m.outcome == "unkillable" or m.process.state == "D")
-    stacks = _processes.kernel_stacks(stuck)
+    stacks = _inside.kernel_stacks(stuck)
     survivors = [
-        dict(m.as_result(), why=_doubt(m), wchan=_processes.waiting_in(m.ref), stack=stacks.get(m.ref, []))
+        dict(m.as_result(), why=_doubt(m), wchan=_inside.waiting_in(m.ref), stack=stacks.get(m.ref, []))
         for m in left[:MOST_LISTED]
     ]
     if len(members) > MOST_LISTED:

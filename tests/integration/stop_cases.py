@@ -19,7 +19,7 @@ import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _ownership, _processes, _selection
+from ansible_collections.gpuops.serving.plugins.module_utils import _inside, _ownership, _processes, _selection
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef, Table
 from ansible_collections.gpuops.serving.plugins.module_utils._selection import Refused
@@ -384,7 +384,7 @@ def test_a_second_stop_finds_nothing(forest: Forest) -> None:
 def test_command_lines_are_read(forest: Forest) -> None:
     forest.grow({"id": "front"})
     ref = forest.ref("front")
-    assert str(FOREST) in _processes.command_lines([ref])[ref]
+    assert str(FOREST) in _inside.command_lines([ref])[ref]
 
 
 def test_a_bomb_of_forks_does_not_outlast_the_limit(forest: Forest) -> None:
@@ -393,6 +393,6 @@ def test_a_bomb_of_forks_does_not_outlast_the_limit(forest: Forest) -> None:
     result = stop(forest)
     assert result["verdict"] == "stopped", result
     # One that was asked before it could heed may have ended without a word: what counts is that nobody is left.
-    lines = _processes.command_lines([process.ref for process in Table.snapshot()])
+    lines = _inside.command_lines([process.ref for process in Table.snapshot()])
     left = {ref.pid for ref, line in lines.items() if "forest.py %s" % forest.folder in line}
     assert left == {forest.ref(name).pid for name in ("by_session", "by_child", "by_orphan", "by_user")}

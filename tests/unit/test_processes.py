@@ -10,7 +10,7 @@ import signal
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _accounts, _processes
+from ansible_collections.gpuops.serving.plugins.module_utils import _accounts, _inside, _processes
 from ansible_collections.gpuops.serving.plugins.module_utils._processes import ProcessRef, Table
 
 
@@ -281,10 +281,10 @@ def test_a_command_line_that_hangs_does_not_hide_the_others(monkeypatch: pytest.
             time.sleep(30)
         return "line %d" % ref.pid
 
-    monkeypatch.setattr(_processes, "_command_line", read)
+    monkeypatch.setattr(_inside, "_command_line", read)
     refs = [ProcessRef(pid, 0) for pid in (1, 2, 3)]
     began = time.monotonic()
-    assert _processes.command_lines(refs, timeout=2.5) == {refs[0]: "line 1", refs[2]: "line 3"}
+    assert _inside.command_lines(refs, timeout=2.5) == {refs[0]: "line 1", refs[2]: "line 3"}
     assert time.monotonic() - began < 3.5
 
 

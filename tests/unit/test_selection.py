@@ -16,8 +16,8 @@ import typing as t
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _inside,
     _pidfile,
-    _processes,
     _selection,
     _service,
     _stopping,
@@ -90,7 +90,7 @@ def test_the_engine_and_the_mark_are_found_by_any_name_of_a_unit(monkeypatch: py
 def test_command_lines_that_cannot_be_read_do_not_make_every_look_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: t.List[float] = []
     monkeypatch.setattr(_selection.time, "monotonic", lambda: sum(limits))
-    monkeypatch.setattr(_processes, "command_lines", lambda _refs, limit: limits.append(limit) or {})
+    monkeypatch.setattr(_inside, "command_lines", lambda _refs, limit: limits.append(limit) or {})
     scan = _selection.by_pattern("engine", "root")
     table = Table([process(10, name="engine", cgroup="/"), process(11, cgroup="/")])
     for _look in range(20):
@@ -249,7 +249,7 @@ def test_a_pattern_may_have_lines() -> None:
 
 
 def test_a_pattern_that_would_never_end_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_processes, "command_lines", lambda refs, _limit: dict.fromkeys(refs, "a" * 64 + "!"))
+    monkeypatch.setattr(_inside, "command_lines", lambda refs, _limit: dict.fromkeys(refs, "a" * 64 + "!"))
     monkeypatch.setattr(_selection, "MATCHING", 0.3)
     scan = _selection.by_pattern("(a+)+$", "root")
     table, began = Table([process(10, cgroup="/")]), time.monotonic()
@@ -273,7 +273,7 @@ def test_a_pattern_that_would_never_end_is_refused_in_time(monkeypatch: pytest.M
 def test_a_pattern_that_fits_a_service_is_refused(
     monkeypatch: pytest.MonkeyPatch, place: str, unit: t.Optional[str]
 ) -> None:
-    monkeypatch.setattr(_processes, "command_lines", lambda refs, _limit: dict.fromkeys(refs, "x"))
+    monkeypatch.setattr(_inside, "command_lines", lambda refs, _limit: dict.fromkeys(refs, "x"))
     scan = _selection.by_pattern(".", "root")
     table = Table([process(10, cgroup="/"), process(11, cgroup=place)])
     if unit is None:
@@ -368,7 +368,7 @@ class Lines:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.texts: t.Dict[int, str] = {}
         self.read: t.List[int] = []
-        monkeypatch.setattr(_processes, "command_lines", self)
+        monkeypatch.setattr(_inside, "command_lines", self)
 
     def __call__(self, refs: t.Iterable[ProcessRef], _limit: float) -> t.Dict[ProcessRef, str]:
         wanted = list(refs)

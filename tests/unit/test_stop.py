@@ -15,6 +15,7 @@ import yaml
 from ansible_collections.gpuops.serving.plugins.module_utils import (
     _containers,
     _groups,
+    _inside,
     _ownership,
     _processes,
     _selection,
@@ -901,7 +902,7 @@ def test_the_beginning_of_a_command_line_holds_no_key(line: str, shown: str) -> 
 
 def test_command_lines_are_in_plan_and_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), active_state="inactive")
-    monkeypatch.setattr(_processes, "command_lines", lambda refs, _timeout: dict.fromkeys(refs, "vi a.yml"))
+    monkeypatch.setattr(_inside, "command_lines", lambda refs, _timeout: dict.fromkeys(refs, "vi a.yml"))
     assert host.stopper().run(check_mode=True)["processes"][0]["command"] == "vi a.yml"
     assert host.stopper().run()["processes"][0]["command"] == "vi a.yml"
 
