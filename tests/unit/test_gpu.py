@@ -308,8 +308,8 @@ DEFAULTS = {
 
 
 def test_the_mark_of_a_unit_needs_no_service(monkeypatch):
-    monkeypatch.setattr(_service, "names", lambda: ["qwen"])
-    monkeypatch.setattr(_service, "load", lambda _name: {"unit": "gpuops-qwen.service", "mark_gid": 987654})
+    monkeypatch.setattr(_service, "names", lambda _folder: ["qwen"])
+    monkeypatch.setattr(_service, "load", lambda _name, _folder: {"unit": "gpuops-qwen.service", "mark_gid": 987654})
     assert _gpu_options.of_params(dict(DEFAULTS, unit="gpuops-qwen.service")).mark_gid == 987654
     assert _gpu_options.of_params(dict(DEFAULTS, unit="gpuops-qwen")).mark_gid == 987654
     assert _gpu_options.of_params(dict(DEFAULTS, unit="other.service")).mark_gid is None
