@@ -316,8 +316,8 @@ def test_what_left_the_unit_is_still_its_own_by_the_mark(lab, monkeypatch):
     # The test itself is the parent here, and the caller's own line is never owned.
     monkeypatch.setattr(_ownership, "own_line", lambda _table: {1, os.getpid()})
     monkeypatch.setattr(_systemd, "show", lambda unit, _limit: UnitState(unit, load_state="loaded"))
-    monkeypatch.setattr(_service, "names", lambda: ["ours"])
-    monkeypatch.setattr(_service, "load", lambda _name: {"unit": "ours.service", "mark_gid": mark})
+    monkeypatch.setattr(_service, "names", lambda _folder: ["ours"])
+    monkeypatch.setattr(_service, "load", lambda _name, _folder: {"unit": "ours.service", "mark_gid": mark})
     words = ("service", "gpus", "expected_gpus", "allowed_holders", "memory_tolerance")
     numbers = {"vendor": "auto", "allow_no_gpu": False, "timeout": 0, "interval": 1, "confirmations": 2}
     options = _gpu_options.of_params({**dict.fromkeys(words), **numbers, "unit": "ours.service"})
