@@ -10,7 +10,7 @@ import typing as t
 from dataclasses import dataclass
 
 from . import _limits
-from ._errors import ServingError, UsageError
+from ._errors import UsageError
 from ._gpu_select import check
 
 __all__ = ["VENDORS", "Options", "Rule", "check_rules", "of_params"]
@@ -65,10 +65,7 @@ def of_params(params: t.Mapping[str, t.Any]) -> Options:
     if params["unit"] is not None:
         from . import _selection, _systemd
 
-        try:
-            _systemd.unit_name(params["unit"])
-        except ServingError as error:
-            raise UsageError(error.message) from error
+        _systemd.unit_name(params["unit"])
         mark_gid = _selection.mark_of(params.get("service"), params["unit"], params.get("definition") or {})
     return Options(
         gpus=params["gpus"],

@@ -292,10 +292,11 @@ class Stopper:
                 self._signal_all(newcomers, whom)
             if not last:
                 self._continue_stopped()
+            if self._calm == 1:
+                continue  # one look proves nothing: the second one follows at once, also when the time is over
             if end.expired:
                 return
-            if self._calm != 1:
-                pause = self._doze(end, FIRST_PAUSE if self.survey.newcomers else pause)
+            pause = self._doze(end, FIRST_PAUSE if self.survey.newcomers else pause)
 
     def _doze(self, end: Deadline, pause: float) -> float:
         """Wait until what is known has ended or another look is due, and say how long to wait the next time."""
@@ -335,7 +336,8 @@ class Stopper:
     def _stopping(self) -> bool:
         """Whether what runs is still the life that systemd was asked to end."""
         assert self.state is not None
-        return bool(self.state.job) and self.state.invocation_id == self._life
+        # Each life has an identifier of its own. Where none is told, a job of systemd's is all there is to go by.
+        return self.state.invocation_id == self._life and bool(self._life or self.state.job)
 
     # Signals
 

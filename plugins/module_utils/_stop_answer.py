@@ -22,7 +22,7 @@ MOST_LISTED = 1000  # processes in an answer; what forks all the time may have l
 
 MOST_WORDS, MOST_LETTERS = 4, 100  # of a command line
 LINES = 1.0  # seconds that reading command lines may take
-SECRET = re.compile(r"key|token|secret|passw|auth|credential|bearer|://[^/]*@", re.IGNORECASE)
+SECRET = re.compile(r"key|token|secret|passw|auth|credential|bearer|://[^/]*@|^(?:sk|hf|ghp)[-_]", re.IGNORECASE)
 REMEDIES = (
     ("unkillable", "what does not end after SIGKILL waits in a driver or a file system: see wchan and stack"),
     ("denied", "run as root, or with become"),
@@ -43,8 +43,8 @@ def beginning(line: str) -> str:
     """The first words of a command line; none of a key, which may stand in one."""
     words: list[str] = []
     for word in line.split()[:MOST_WORDS]:
-        if SECRET.search(word):
-            break
+        if SECRET.search(word) or (word.startswith("-") and word != "-m"):
+            break  # what follows an option may be a key, whatever the option is called
         words.append(word)
     return " ".join(words)[:MOST_LETTERS]
 

@@ -246,6 +246,8 @@ def test_signs_that_no_name_holds(params: t.Dict[str, t.Any], said: str) -> None
 
 def test_a_pattern_may_have_lines() -> None:
     _selection.check_words({"pattern": "a\nb", "user": "root"})
+    with pytest.raises(UsageError, match='"user" holds a line break'):
+        _selection.check_words({"pattern": "a\nb", "user": "ro\not"})
 
 
 def test_a_pattern_that_would_never_end_is_refused_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -686,6 +686,28 @@ def test_a_stop_that_systemd_does_not_do_is_done_in_the_end(monkeypatch: pytest.
     assert (result["verdict"], [name for _when, _pid, name in host.sent]) == ("stopped", ["SIGKILL"])
 
 
+def test_a_kill_that_systemd_has_not_noticed_yet_is_no_new_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="active", main_pid=10, invocation_id="a")
+    host.on_stop = lambda: setattr(host.state, "active_state", "active")  # as systemd 257 does below a frozen slice
+    send = host.send
+
+    def end(ref: ProcessRef, number: int) -> str:
+        host.after(0.5, host.rest)
+        return send(ref, number)
+
+    host.send = end  # type: ignore[method-assign]
+    assert host.stopper(grace=2).run()["verdict"] == "stopped"
+
+
+def test_one_look_is_no_proof_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive")
+    looks: t.List[t.List[int]] = []
+    shown = host.show
+    monkeypatch.setattr(_systemd, "show", lambda unit, limit: looks.append(list(host.processes)) or shown(unit))
+    assert host.stopper(timeout=0.0).run()["verdict"] == "stopped"
+    assert [look for look in looks if not look][:2] == [[], []]
+
+
 def test_who_cannot_be_signalled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), process(11), active_state="inactive")
     host.send = lambda _ref, _number: "denied"  # type: ignore[method-assign]
@@ -885,7 +907,7 @@ def test_what_a_vanished_unit_left_is_no_suspect(monkeypatch: pytest.MonkeyPatch
     [
         (
             "python3 -m vllm.entrypoints.openai.api_server --model x --port 1",
-            "python3 -m vllm.entrypoints.openai.api_server --model",
+            "python3 -m vllm.entrypoints.openai.api_server",
         ),
         ("vi handserver.yml", "vi handserver.yml"),
         ("vllm serve --api-key sk-1", "vllm serve"),
@@ -893,6 +915,9 @@ def test_what_a_vanished_unit_left_is_no_suspect(monkeypatch: pytest.MonkeyPatch
         ("curl http://u:p@host/", "curl"),
         ("server PASSWORD=x y", "server"),
         ("", ""),
+        ("python3 server.py sk-abc", "python3 server.py"),
+        ("python3 -c code", "python3"),
+        ("server --api abc", "server"),
         ("x" * 200, "x" * 100),
     ],
 )
