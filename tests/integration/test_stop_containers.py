@@ -173,7 +173,7 @@ def start(exec_start: str, *lines: str) -> None:
     unit(exec_start, *lines)
     everywhere("systemctl start %s" % UNIT)
     # The runtime that started it may be at work a moment longer, in the same group.
-    wait_for('test "$(pgrep -cf "^/bin/busybox sleep 9876[12]")" = 2 && ! pgrep -x crun')
+    wait_for('test "$(pgrep -cf "^/bin/busybox sleep 9876[12]")" = 2 && ! pgrep -x "crun|runc|lab-runtime"')
 
 
 def kill_front() -> None:
