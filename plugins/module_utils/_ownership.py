@@ -28,7 +28,6 @@ What is not firm and in another unit, login session or container than all that i
 from __future__ import annotations
 
 import contextlib
-import grp
 import os
 from dataclasses import dataclass, field
 from typing import Iterable, Mapping, Pattern
@@ -47,7 +46,6 @@ __all__ = [
     "attribute",
     "check_mark",
     "foreign",
-    "group_id",
     "mark_group",
     "of_pids",
     "of_unit",
@@ -102,14 +100,6 @@ class Owned:
     def spreads(self, ref: ProcessRef) -> bool:
         """Whether ownership goes on from this process."""
         return ref in self.processes and ref not in self.spared
-
-
-def group_id(name: str) -> int | None:
-    """The gid of a group, None without one."""
-    try:
-        return grp.getgrnam(name).gr_gid
-    except KeyError:
-        return None
 
 
 def check_mark(gid: int | None) -> int | None:

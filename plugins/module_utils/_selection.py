@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Pattern
 
-from . import _bounded, _inside, _ownership, _processes, _service, _systemd
+from . import _accounts, _bounded, _inside, _ownership, _processes, _service, _systemd
 from ._errors import ServingError, UsageError
 from ._ownership import Owned
 from ._pidfile import MOST_PID, PidFile, pid_in_file
@@ -159,7 +159,7 @@ def mark_of(service: str | None, unit: str | None, definition: Mapping[str, obje
             definition, service = found.definition, found.name
     gid = definition.get("mark_gid")
     if gid is None and service:
-        gid = _ownership.group_id(_service.mark_group(service))
+        gid = _accounts.group_number(_service.mark_group(service))
     return _ownership.check_mark(int(str(gid))) if gid is not None else None
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, sys.argv[1])
 import judge
 import mutants
 import seeds_units
-from gpuops import _errors, _ownership, _stopping
+from gpuops import _accounts, _errors, _ownership, _stopping
 from growth import READY, Log
 from promise import facts_of
 
@@ -93,9 +93,8 @@ def scope_name(tree: Tree, place: str) -> str:
 def mark_gid(service: str) -> int:
     """The mark of a service: each tree that lives at the same time has its own."""
     group = _ownership.mark_group(service)
-    if _ownership.group_id(group) is None:
-        call("groupadd", "--system", group)
-    gid = _ownership.group_id(group)
+    call("groupadd", "--force", "--system", group)
+    gid = _accounts.group_number(group)
     assert gid is not None
     return gid
 

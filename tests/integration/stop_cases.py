@@ -26,18 +26,11 @@ from ansible_collections.gpuops.serving.plugins.module_utils._selection import R
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options, Stopper
 from ansible_collections.gpuops.serving.plugins.module_utils._survey import Scan
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
+from confined import fixture_confined  # noqa: F401
 from grove import FOREST, Forest, cared_for
 
 MARK = 987654
 QUICK: t.Dict[str, t.Any] = {"grace": 2.0, "kill_grace": 2.0}
-
-
-@pytest.fixture(autouse=True, scope="session")
-def fixture_confined() -> None:
-    """Nothing here runs among the processes of the machine itself."""
-    outside = os.environ.get("GPUOPS_TEST_OUTSIDE")
-    if not outside or os.readlink("/proc/self/ns/pid") == outside or os.readlink("/proc/1/ns/pid") == outside:
-        pytest.exit("run tests/integration/test_stop.py instead: it gives these tests their own process ids", 3)
 
 
 @pytest.fixture(name="forest")

@@ -4,7 +4,7 @@
 
 """Real processes that hold devices of the test driver library are ended, and nobody else is.
 
-``test_stop_gpus.py`` runs this file in a process id namespace of its own.
+``test_stop.py`` runs this file in a process id namespace of its own.
 """
 
 from __future__ import annotations
@@ -21,19 +21,12 @@ from ansible_collections.gpuops.serving.plugins.module_utils import _gpu, _holde
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError
 from ansible_collections.gpuops.serving.plugins.module_utils._selection import Refused
 from ansible_collections.gpuops.serving.plugins.module_utils._stop import Options
+from confined import fixture_confined  # noqa: F401
 from gpu_host import Lab, driver_library, made
 from grove import Forest, cared_for
 
 QUICK: t.Dict[str, t.Any] = {"grace": 2.0, "kill_grace": 2.0}
 DAEMON = 1  # the number of an account that every host has
-
-
-@pytest.fixture(autouse=True, scope="session")
-def fixture_confined() -> None:
-    """Nothing here runs among the processes of the machine itself."""
-    outside = os.environ.get("GPUOPS_TEST_OUTSIDE")
-    if not outside or os.readlink("/proc/self/ns/pid") == outside or os.readlink("/proc/1/ns/pid") == outside:
-        pytest.exit("run tests/integration/test_stop_gpus.py instead: it gives these tests their own process ids", 3)
 
 
 @pytest.fixture(name="lab")
