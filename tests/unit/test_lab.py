@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gpulab import access, cgroups, cli, common, hosts, layers, network, roots, state
+from gpulab import access, cgroups, cli, common, hosts, layers, lifecycle, network, roots, state
 
 
 def lab() -> state.Lab:
@@ -87,6 +87,15 @@ def test_not_root_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert cli.main(["up", "--name", "x", "--host", "a=trixie"]) == 1
     expected = "lab: the lab must be run as root: it mounts file systems and starts systemd-nspawn.\n"
     assert capsys.readouterr().err == expected
+
+
+def test_build_fills_the_cache_for_every_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: t.List[t.List[str]] = []
+    monkeypatch.setattr(lifecycle, "require", lambda: None)
+    monkeypatch.setattr(layers, "build", lambda roles: built.append(list(roles)))
+    monkeypatch.setattr(roots, "build_roots", lambda releases: built.append(list(releases)))
+    assert cli.main(["build"]) == 0
+    assert sorted(built) == [["bullseye", "bookworm", "trixie"], ["gpu"]]
 
 
 def test_missing_program_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

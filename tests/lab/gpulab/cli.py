@@ -13,7 +13,7 @@ from typing import Sequence
 
 from . import access, lifecycle, machines, network, state
 from .common import REPO, LabError
-from .hosts import check_lab_name, parse_hosts
+from .hosts import RELEASES, check_lab_name, parse_hosts
 
 _EXAMPLE = """example:
   lab.py up --name demo --host gpu1=bookworm --host gpu2=bullseye,user=ops --host gw=bookworm,role=gateway
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=RELEASE[,OPTION...]",
         help="a host: release bullseye, bookworm or trixie; options role=gateway, user=ops, legacy=1",
     )
+    verbs.add_parser("build", help="build what hosts are made of, unless it is in the cache")
     down = verbs.add_parser("down", help="remove a lab; no lab of that name is not an error")
     which = down.add_mutually_exclusive_group(required=True)
     which.add_argument("--name", help="name of the lab")
@@ -133,6 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.verb == "up":
             lab = lifecycle.up(check_lab_name(args.name), parse_hosts(args.host))
             print(f"lab: inventory '{access.folder(lab) / 'inventory.yml'}'")
+            return 0
+        if args.verb == "build":
+            lifecycle.build(["gpu"], RELEASES)
             return 0
         if args.verb == "down":
             return _down(args.name)

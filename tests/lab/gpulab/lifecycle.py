@@ -11,6 +11,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Iterable
 
 from . import access, cgroups, layers, machines, network, roots, state
 from .common import REPO, RUN, LabError, locked, write
@@ -51,14 +52,18 @@ def _claim(name: str, hosts: list[HostSpec]) -> Lab:
     return lab
 
 
+def build(roles: list[str], releases: Iterable[str]) -> tuple[dict[str, Path], dict[str, list[Path]]]:
+    """Build what hosts are made of, unless it is in the cache: their roots, and what lies above them by role."""
+    require()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        building = pool.submit(layers.build, roles)
+        return roots.build_roots(releases), building.result()
+
+
 def up(name: str, hosts: list[HostSpec]) -> Lab:
     """Build what is missing, boot the hosts and return when all answer SSH."""
-    require()
+    found, extra = build([host.role for host in hosts], [host.release for host in hosts])
     machines.raise_inotify_limit()
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        building = pool.submit(layers.build, [host.role for host in hosts])
-        found = roots.build_roots(host.release for host in hosts)
-        extra = building.result()
     started = time.monotonic()
     with locked(RUN / f".{name}.lock"):
         lab = _claim(name, hosts)
