@@ -152,6 +152,11 @@ def _in_cgroup(process: Process, group: str) -> bool:
     return process.cgroup == group or process.cgroup.startswith(group + "/")
 
 
+def _in_unit(process: Process, state: UnitState) -> bool:
+    group = state.control_group
+    return (group not in ("", "/") and _in_cgroup(process, group)) or attribute(process)[0] == state.name
+
+
 def _in_container(process: Process, containers: Mapping[str, Container]) -> bool:
     """Whether it is in one of them, or in one inside it. A name, unlike an id, is one only within its kind."""
     found = (containers[name] for name in containers_of(process) if name in containers)
@@ -227,7 +232,7 @@ def _spread(table: Table, owned: Owned, unit: str, namespaces: _Namespaces, own:
         if _bears_mark(process, unit, owned.marks):
             # Who logs in with the mark is a member of that group: nobody's worker, unless the unit itself is there.
             owned.add(process, "mark", not in_login(process))
-    grown = True
+    grown = bool(owned.processes or owned.leaders or owned.namespaces)
     while grown:
         grown = False
         firm = (process for process in map(table.by_ref, owned.firm) if process is not None)
@@ -273,12 +278,14 @@ def of_unit(
         if root is not None and pid > 1:
             owned.add(root, word, True)
             owned.roots.append(root.ref)
-    group = state.control_group
+    judged: dict[str, tuple[bool, bool]] = {}  # by control group: most processes share a few
     for process in table:
-        inside = group not in ("", "/") and _in_cgroup(process, group)
-        if process.pid not in own and (inside or attribute(process)[0] == state.name):
+        if process.cgroup not in judged:
+            judged[process.cgroup] = _in_unit(process, state), _in_container(process, owned.containers)
+        in_unit, in_container = judged[process.cgroup]
+        if in_unit and process.pid not in own:
             owned.add(process, "cgroup", True)
-        if process.pid not in own and _in_container(process, owned.containers):
+        if in_container and process.pid not in own:
             owned.add(process, "container", True)
     earlier = _earlier_main(table, state)
     if earlier:
@@ -347,12 +354,16 @@ def _carry(table: Table, owned: Owned, previous: Owned | None, own: set[int], na
 
 def _finish(table: Table, owned: Owned) -> Owned:
     # A session that nobody is in any more gains nobody: who leads one of that number later is somebody else.
-    borne = {number for process in table for number in (process.session, process.pgrp)}
-    strangers = {process.pid for process in table if process.ref not in owned.processes}
-    owned.leaders &= borne - strangers
+    if owned.leaders:
+        borne = {number for process in table for number in (process.session, process.pgrp)}
+        owned.leaders = {pid for pid in owned.leaders & borne if not _is_stranger(table.get(pid), owned)}
     tops = [ref for ref in owned.processes if owned.spreads(ref) and not _has_owned_parent(table, owned, ref)]
     owned.roots = [ref for ref in owned.roots if ref in tops] or tops
     return owned
+
+
+def _is_stranger(process: Process | None, owned: Owned) -> bool:
+    return process is not None and process.ref not in owned.processes
 
 
 def _has_owned_parent(table: Table, owned: Owned, ref: ProcessRef) -> bool:

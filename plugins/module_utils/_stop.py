@@ -79,9 +79,10 @@ class Stopper:
     def elapsed(self) -> float:
         return self._clock.monotonic() - self._began
 
-    def look(self) -> None:
+    def look(self, second: bool = False) -> None:
+        """Look at everything. The second look of a proof follows the first at once: systemd has just been asked."""
         self._tick()
-        self.survey.look(self._patience, self._told)
+        self.survey.look(self._patience, self.state if second and self._at_rest else self._told)
         self._told = None
         self._calm = 0 if self.survey.ours() else self._calm + 1
 
@@ -176,6 +177,8 @@ class Stopper:
         while True:
             self.look()
             if self.state.at_rest:
+                if self._calm == 1:
+                    self.look(second=True)
                 return
             lives_again = self.state.invocation_id not in ("", self._life)
             if self.state.awake and (lives_again or not self.state.job):
@@ -272,9 +275,9 @@ class Stopper:
         something of ours lives, ``also`` must be true besides; ``last`` is the wait that no time is kept free after.
         """
         end = Deadline(seconds if last else self.before_kill(seconds), self._clock)
-        pause, storm = FIRST_PAUSE, 0
+        pause, storm, second = FIRST_PAUSE, 0, False
         while True:
-            self.look()
+            self.look(second)
             if self._started_again():
                 return
             if not also():
@@ -292,7 +295,8 @@ class Stopper:
                 self._signal_all(newcomers, whom)
             if not last:
                 self._continue_stopped()
-            if self._calm == 1:
+            second = self._calm == 1
+            if second:
                 continue  # one look proves nothing: the second one follows at once, also when the time is over
             if end.expired:
                 return

@@ -57,7 +57,8 @@ class Host(Clock):
         self.stops = 0
         self.thawed = False
         self.jobs: t.List[str] = []
-        monkeypatch.setattr(Table, "snapshot", lambda known=None: Table(list(self.processes.values())))
+        self.looks: t.List[t.Tuple[float, t.List[int]]] = []  # when, and who was there
+        monkeypatch.setattr(Table, "snapshot", self.snapshot)
         monkeypatch.setattr(_survey, "processor_time", lambda: 0.0)
         monkeypatch.setattr(_ownership, "own_line", lambda _table: {1})
         monkeypatch.setattr(_ownership, "_mount_namespace", lambda _pid: 1)
@@ -73,6 +74,10 @@ class Host(Clock):
         self.later = [(when, what) for when, what in self.later if when > self.now]
         for what in due:
             what()
+
+    def snapshot(self, known: t.Optional[Table] = None) -> Table:
+        self.looks.append((self.now, list(self.processes)))
+        return Table(list(self.processes.values()))
 
     def after(self, seconds: float, what: t.Callable[[], None]) -> None:
         self.later.append((self.now + seconds, what))

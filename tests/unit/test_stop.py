@@ -504,11 +504,28 @@ def test_systemds_word_that_all_is_over_is_not_waited_for_as_long_as_a_process(m
 
 def test_two_looks_are_enough_for_a_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), active_state="inactive")
-    looks: t.List[t.List[int]] = []
+    asked: t.List[t.List[int]] = []
     shown = host.show
-    monkeypatch.setattr(_systemd, "show", lambda unit, limit: looks.append(list(host.processes)) or shown(unit))
+    monkeypatch.setattr(_systemd, "show", lambda unit, limit: asked.append(list(host.processes)) or shown(unit))
     assert host.stopper().run()["verdict"] == "stopped"
-    assert [look for look in looks if not look] == [[], []]
+    assert [there for _when, there in host.looks if not there] == [[], []]
+    # The second follows at once, so what systemd said before the first holds for both.
+    assert [there for there in asked if not there] == [[]]
+
+
+def test_a_start_between_the_two_looks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(monkeypatch, process(10), active_state="inactive", invocation_id="one")
+
+    def snapshot(known: t.Optional[Table] = None) -> Table:
+        if host.looks and not host.processes:  # between the first look that shows nobody and the second
+            host.processes[20] = process(20)
+            host.state.active_state, host.state.invocation_id = "active", "two"
+        return Host.snapshot(host, known)
+
+    monkeypatch.setattr(Table, "snapshot", snapshot)
+    result = host.stopper().run()
+    assert (result["verdict"], "started again" in result["msg"]) == ("survivors", True)
+    assert [pid for _when, pid, _name in host.sent] == [10]
 
 
 class Spent:
@@ -702,9 +719,7 @@ def test_a_kill_that_systemd_has_not_noticed_yet_is_no_new_life(monkeypatch: pyt
 def test_one_look_is_no_proof_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(monkeypatch, process(10), active_state="inactive")
     host.deaf = {10}
-    looks: t.List[t.List[int]] = []
-    shown, send, born = host.show, host.send, [14, 13, 12, 11]
-    monkeypatch.setattr(_systemd, "show", lambda unit, limit: looks.append(list(host.processes)) or shown(unit))
+    send, born = host.send, [14, 13, 12, 11]
 
     def fork_first(ref: ProcessRef, number: int) -> str:
         """All but the last that are killed have had a child just before: the last SIGKILL is the last that there is."""
@@ -715,7 +730,7 @@ def test_one_look_is_no_proof_when_the_time_is_over(monkeypatch: pytest.MonkeyPa
 
     host.send = fork_first  # type: ignore[method-assign]
     assert host.stopper(grace=0.0, kill_grace=0.0).run()["verdict"] == "stopped"
-    assert looks[-2:] == [[], []]
+    assert [there for _when, there in host.looks[-2:]] == [[], []]
 
 
 def test_who_cannot_be_signalled_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -836,13 +851,10 @@ def test_what_was_seen_before_a_managers_answer_proves_nothing(monkeypatch: pyte
     host, stopper = boxed(monkeypatch, active_state="inactive")
     host.deaf = {30, 31}
     answered: t.List[float] = []
-    looks: t.List[float] = []
-    shown = _systemd.show
-    monkeypatch.setattr(_systemd, "show", lambda unit, limit=10.0: looks.append(host.now) or shown(unit))
     host.after(1, lambda: [host.processes.pop(pid) for pid in (30, 31)])
     host.after(2, lambda: (setattr(Asked.made[0], "done", True), answered.append(host.now)))
     assert stopper.run()["verdict"] == "stopped"
-    assert answered and len([when for when in looks if when >= answered[0]]) >= 2
+    assert answered and len([when for when, _there in host.looks if when >= answered[0]]) >= 2
 
 
 def test_managers_of_two_kinds_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
