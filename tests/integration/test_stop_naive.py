@@ -218,8 +218,8 @@ class Story(t.NamedTuple):
 def fixture_stories() -> t.Iterator[t.Dict[str, Story]]:
     if shutil.which("ssh") is None:
         pytest.skip("ssh is not installed")
-    lab = FourHosts("test-naive")
-    with lab.up() as hosts:
+    hosts = FourHosts("test-naive")
+    with hosts.up():
         prepare(hosts)
 
         def census() -> t.Dict[str, Census]:

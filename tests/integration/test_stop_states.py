@@ -288,7 +288,8 @@ def prepare(hosts: FourHosts) -> None:
 
 @pytest.fixture(scope="module", name="hosts")
 def fixture_hosts() -> t.Iterator[FourHosts]:
-    with FourHosts("test-states").up() as hosts:
+    hosts = FourHosts("test-states")
+    with hosts.up():
         yield hosts
 
 

@@ -6,75 +6,32 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import hashlib
 import json
 import os
-import pathlib
 import re
-import shlex
-import subprocess
-import sys
 import time
 import typing as t
 
 import pytest
-from gpulab import common
+from fourhosts import HOSTS, FourHosts, mark_group
+from labhosts import verdicts
 
-NAME = "test-stop"
-HOSTS = {"old": "bullseye", "mid": "bookworm", "new": "trixie", "legacy": "bullseye,legacy=1"}
-FOREST = common.LAB.parent / "fakes" / "forest.py"
 SERVICE = "qwen"
 UNIT = "gpuops-qwen.service"
-MARK = "gpuops-" + hashlib.sha256(SERVICE.encode()).hexdigest()[:12]
+MARK = mark_group(SERVICE)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a lab takes root")
-Results = t.Dict[str, t.Dict[str, t.Any]]
+
+
+LAB = FourHosts("test-stop")
+on, everywhere, module = LAB.on, LAB.everywhere, LAB.module
 
 
 @pytest.fixture(scope="module", autouse=True)
 def fixture_lab() -> t.Iterator[None]:
-    command = [sys.executable, str(common.LAB / "lab.py")]
-    hosts = [word for name, release in HOSTS.items() for word in ("--host", "%s=%s" % (name, release))]
-    subprocess.run([*command, "down", "--name", NAME], check=True, capture_output=True)
-    subprocess.run([*command, "up", "--name", NAME, *hosts], check=True, capture_output=True)
-    try:
-        everywhere("cat > /opt/forest.py; groupadd --system %s" % MARK, FOREST.read_text())
+    with LAB.up():
+        everywhere("groupadd --system %s" % MARK)
         yield
-    finally:
-        subprocess.run([*command, "down", "--name", NAME], check=True, capture_output=True)
-
-
-def on(host: str, script: str, text: str = "") -> str:
-    argv = ["ssh", "-F", str(common.BUILD / NAME / "ssh_config"), host, "sh -euc %s" % shlex.quote(script)]
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, "%s: %s%s" % (host, done.stdout, done.stderr)
-    return done.stdout
-
-
-def everywhere(script: str, text: str = "") -> t.Dict[str, str]:
-    with concurrent.futures.ThreadPoolExecutor(len(HOSTS)) as pool:
-        return dict(zip(HOSTS, pool.map(lambda host: on(host, script, text), HOSTS)))
-
-
-def module(name: str, check: bool = False, **options: t.Any) -> Results:
-    """Run a module on all hosts; what each answered."""
-    argv = [str(pathlib.Path(sys.executable).parent / "ansible"), "gpu_hosts", "-m", "gpuops.serving." + name]
-    argv += ["-i", str(common.BUILD / NAME / "inventory.yml"), "-a", json.dumps(options)] + (
-        ["--check"] if check else []
-    )
-    environment = dict(os.environ, ANSIBLE_CONFIG=str(common.LAB.parent / "ansible.cfg"))
-    environment["ANSIBLE_CALLBACK_RESULT_FORMAT"] = "json"
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=180)
-    found = {}
-    for match in re.finditer(r"^(\w+) \| (?:SUCCESS|CHANGED|FAILED!) => (\{.*?^\})", done.stdout, re.M | re.S):
-        found[match.group(1)] = json.loads(match.group(2))
-    assert set(found) == set(HOSTS), done.stdout + done.stderr
-    return found
-
-
-def verdicts(results: Results) -> t.Set[t.Tuple[str, bool]]:
-    return {(result["verdict"], result["changed"]) for result in results.values()}
 
 
 def unit(exec_start: str, *lines: str, name: str = UNIT) -> None:

@@ -6,18 +6,14 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import hashlib
 import json
-import os
-import shlex
 import subprocess
-import sys
 import typing as t
-from pathlib import Path
 
 from gpulab import common
+from labhosts import LabHosts, Result
 
 HOSTS = {"old": "bullseye", "mid": "bookworm", "new": "trixie", "legacy": "bullseye,legacy=1"}
 FOREST = common.REPO / "tests" / "fakes" / "forest.py"
@@ -52,7 +48,7 @@ PLAY = [
     }
 ]
 
-Result = t.Dict[str, t.Any]
+__all__ = ("HOSTS", "FourHosts", "Result", "mark_group")
 
 
 def mark_group(service: str) -> str:
@@ -60,40 +56,17 @@ def mark_group(service: str) -> str:
     return "gpuops-" + hashlib.sha256(service.encode()).hexdigest()[:12]
 
 
-class FourHosts:
-    """A lab of the four kinds, and what tests do with it."""
+class FourHosts(LabHosts):
+    """A lab of the four kinds, with what it takes to grow processes there."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.folder = common.BUILD / name
+        super().__init__(name, HOSTS)
 
     @contextlib.contextmanager
-    def up(self) -> t.Iterator[FourHosts]:
-        lab = [sys.executable, str(common.LAB / "lab.py")]
-        hosts = [word for name, release in HOSTS.items() for word in ("--host", "%s=%s" % (name, release))]
-        subprocess.run([*lab, "down", "--name", self.name], check=True, capture_output=True)
-        subprocess.run([*lab, "up", "--name", self.name, *hosts], check=True, capture_output=True)
-        try:
+    def up(self) -> t.Iterator[None]:
+        with super().up():
             self.everywhere("cat > /opt/forest.py", FOREST.read_text(encoding="utf-8"))
-            yield self
-        finally:
-            subprocess.run([*lab, "down", "--name", self.name], check=True, capture_output=True)
-
-    def on(self, host: str, script: str, text: str = "", timeout: float = 60) -> str:
-        """Run a shell script as root and return what it prints."""
-        argv = ["ssh", "-F", str(self.folder / "ssh_config"), host, "sh -euc %s" % shlex.quote(script)]
-        done = subprocess.run(argv, input=text, capture_output=True, text=True, check=False, timeout=timeout)
-        assert done.returncode == 0, "%s: %s%s" % (host, done.stdout, done.stderr)
-        return done.stdout
-
-    def everywhere(self, script: str, text: str = "", timeout: float = 60) -> t.Dict[str, str]:
-        with concurrent.futures.ThreadPoolExecutor(len(HOSTS)) as pool:
-            return dict(zip(HOSTS, pool.map(lambda host: self.on(host, script, text, timeout), HOSTS)))
-
-    def wait(self, script: str, seconds: float = 20) -> None:
-        """Until the script succeeds on every host."""
-        loop = "for i in $(seq %d); do if %s; then exit 0; fi; sleep 0.1; done; echo 'never: '%s; exit 7"
-        self.everywhere(loop % (seconds * 10, script, shlex.quote(script)))
+            yield
 
     def stop(
         self,
@@ -113,11 +86,9 @@ class FourHosts:
         play = self.folder / "stop.yml"
         play.write_text(json.dumps(PLAY), encoding="utf-8")
         values = {"calls": list(calls), "folder": str(folder), "first": first}
-        argv = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(self.folder / "inventory.yml")]
+        argv = [self.tool("ansible-playbook"), "-i", str(self.folder / "inventory.yml")]
         argv += [str(play), "-e", json.dumps(values), "--limit", ",".join(hosts)] + (["--check"] if check else [])
-        environment = dict(os.environ, ANSIBLE_CONFIG=str(common.REPO / "tests" / "ansible.cfg"))
-        environment.setdefault("ANSIBLE_HOME", str(common.REPO / ".cache" / "ansible"))
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(argv, env=self.environment(), capture_output=True, text=True, check=False, timeout=300)
         found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
         assert set(found) == set(hosts), done.stdout + done.stderr
         return found
