@@ -366,7 +366,7 @@ def test_what_somebody_else_asked_for_is_joined_or_ended(hosts: FourHosts, kind:
     begin = "mkdir -p /opt/st; ln -sf /bin/sleep /opt/st/{0}; systemctl daemon-reload; systemctl start st-{0};"
     begin += " systemctl {1} --no-block st-{0}\nsetsid sh -c '%s' >/run/{0}.jobs 2>&1 </dev/null &" % watch
     hosts.everywhere(begin.format(name, kind))
-    let_go = "setsid sh -c 'sleep 5; touch /run/%s.go' >/dev/null 2>&1 &" % name
+    let_go = "setsid sh -c 'sleep 8; touch /run/%s.go' >/dev/null 2>&1 &" % name
     answers = hosts.stop({"unit": "st-" + name}, first=let_go)
     jobs = hosts.everywhere("sort -u /run/%s.jobs | wc -l" % name)
     stops = hosts.everywhere("cat /run/{0}.stops | wc -l; pgrep -fc '^/opt/st/{0} ' || :".format(name))
