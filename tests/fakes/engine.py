@@ -65,8 +65,18 @@ LOAD_LINES = {
 }
 
 
+STEP = 0.2  # seconds of one step of a load
+
+
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def note(options: argparse.Namespace, what: str) -> None:
+    """Write down the moment of something that a bench compares with what a wait says."""
+    if options.moments:
+        with open(options.moments, "a", encoding="ascii") as stream:
+            stream.write("%s %.6f\n" % (what, time.time()))
 
 
 def set_title(title: str) -> None:
@@ -87,6 +97,7 @@ class State:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.ready = threading.Event()
+        self.asked = 0
         self.lock = threading.Lock()
         self.running = 0
         self.tokens = 0
@@ -99,6 +110,12 @@ class State:
             self.running += running
             self.tokens += tokens
             self.prompt += prompt
+
+    def bug_of_next(self) -> str:
+        """The bug that the next request for tokens meets: the first so many, or all."""
+        with self.lock:
+            self.asked += 1
+            return self.bug if not self.options.bug_times or self.asked <= self.options.bug_times else ""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -133,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(404, json.dumps({"detail": "Not Found"}))
 
     def do_POST(self) -> None:
-        state, bug = self.state, self.state.bug
+        state, bug = self.state, self.state.bug_of_next()
         body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
         if not self._allowed():
             self._send(401, json.dumps({"error": {"message": "Invalid API Key"}}))
@@ -149,7 +166,7 @@ class Handler(BaseHTTPRequestHandler):
         elif bug:
             self._misbehave(bug, body)
         else:
-            self._generate(body)
+            self._generate(body, bug)
 
     def _allowed(self) -> bool:
         key = self.state.options.api_key
@@ -175,10 +192,10 @@ class Handler(BaseHTTPRequestHandler):
         elif bug == "html":
             self._send(200, "<!DOCTYPE html><title>a chat</title>", "text/html")
         else:
-            self._generate(body)
+            self._generate(body, bug)
 
-    def _generate(self, body: t.Dict[str, t.Any]) -> None:
-        state, bug = self.state, self.state.bug
+    def _generate(self, body: t.Dict[str, t.Any], bug: str) -> None:
+        state = self.state
         state.add(running=1)
         try:
             self._tokens(body, bug, int(body.get("max_tokens") or 16))
@@ -242,40 +259,67 @@ class Server(socketserver.ThreadingTCPServer):
 
 def load(options: argparse.Namespace) -> None:
     """Spend the time that loading takes, saying what such an engine says."""
-    lines = LOAD_LINES[options.engine]
-    end = time.monotonic() + options.load
-    step, steps = 0, max(1, int(options.load / 0.2))
-    while time.monotonic() < end:
-        step += 1
-        if options.log == "normal" and step <= len(lines):
-            say(lines[step - 1] % step if "%d" in lines[step - 1] else lines[step - 1])
-        elif options.log == "repeat":
-            say("%s Waiting for shard to be ready... rank=0" % time.strftime("%H:%M:%S"))
-        elif options.log == "tqdm":
-            percent = min(100, 100 * step // steps)
-            sys.stdout.write(
-                "\rLoading safetensors checkpoint shards: %3d%% Completed | %d/%d" % (percent, step, steps)
-            )
-            # The journal gets a bar when somebody else ends its line.
-            sys.stdout.write("\n" if step % 3 == 0 else "")
-            sys.stdout.flush()
-        pause = min(0.2, max(0.0, end - time.monotonic()))
-        if options.burn:
-            until = time.monotonic() + pause
-            while time.monotonic() < until:
+    began = time.monotonic()
+    end = began + options.load
+    held: t.List[bytearray] = []
+    step, steps = 0, max(1, int(options.load / STEP))
+    with open("/dev/zero", "rb", buffering=0) as weights:
+        while time.monotonic() < end:
+            if options.freeze_after is not None and time.monotonic() - began >= options.freeze_after:
+                note(options, "frozen")
+                time.sleep(max(0.0, end - time.monotonic()))
+                break
+            step += 1
+            say_step(options, step, steps)
+            for _ in range(int(options.read * STEP)):
+                weights.read(1 << 20)
+            if options.grow:
+                held.append(bytearray(b"x") * int(options.grow * STEP * (1 << 20)))
+            until = min(end, began + step * STEP)
+            while options.burn and time.monotonic() < until:
                 pass
-        else:
-            time.sleep(pause)
+            time.sleep(max(0.0, until - time.monotonic()))
+    if options.log == "bar":
+        say("")
+
+
+def say_step(options: argparse.Namespace, step: int, steps: int) -> None:
+    """One step of a load, as the log of such an engine shows it."""
+    lines = LOAD_LINES[options.engine]
+    percent = min(100, 100 * step // steps)
+    bar = "Loading safetensors checkpoint shards: %3d%% Completed | %d/%d" % (percent, step, steps)
+    if options.log == "normal" and step <= len(lines):
+        say(lines[step - 1] % step if "%d" in lines[step - 1] else lines[step - 1])
+    elif options.log == "repeat":
+        say("%s Waiting for shard to be ready... rank=0" % time.strftime("%H:%M:%S"))
+    elif options.log in ("tqdm", "bar"):
+        # The journal gets a bar when somebody else ends its line; a file has it at once.
+        sys.stdout.write("\r" + bar + ("\n" if options.log == "tqdm" and step % 3 == 0 else ""))
+        sys.stdout.flush()
+    elif options.log == "noise":
+        # Bytes that are no text, a line beyond any limit, and the one line that counts between them.
+        sys.stdout.buffer.write(b"\xff\xfe\xc3\x28\x1b[31m" + bar.encode() + b"\x1b[0m\n")
+        sys.stdout.buffer.write((b"\xe2\x28" + b"x" * (1 << 17) + b"\n") if step % 10 == 0 else b"")
+        sys.stdout.buffer.flush()
 
 
 def die_later(options: argparse.Namespace) -> None:
     def die() -> None:
-        if options.last_words:
-            say(options.last_words)
+        for words in options.last_words:
+            say(words)
         os._exit(options.exit_code)
 
-    if options.crash_after is not None:
+    if options.crash_after is not None and not survives(options):
         threading.Timer(options.crash_after, die).start()
+
+
+def survives(options: argparse.Namespace) -> bool:
+    """Whether this life is one of those after the crashes; without a note of the lives, each crashes."""
+    if not options.lives:
+        return False
+    with open(options.lives, "a+", encoding="ascii") as stream:
+        stream.write(".")
+        return stream.tell() > options.crashes
 
 
 def scheduler(options: argparse.Namespace) -> int:
@@ -318,6 +362,12 @@ def watch(options: argparse.Namespace, state: State, reader: int) -> None:
     os._exit(1)
 
 
+def tell_first_token(options: argparse.Namespace, state: State) -> None:
+    """From now on a token is possible: the port is open, and the load is over."""
+    state.ready.wait()
+    note(options, "token")
+
+
 def front(options: argparse.Namespace) -> int:
     state = State(options)
     children: t.List[subprocess.Popen[bytes]] = []
@@ -334,6 +384,7 @@ def front(options: argparse.Namespace) -> int:
             child.terminate()
         os._exit(0)
 
+    note(options, "born")
     signal.signal(signal.SIGTERM, signal.SIG_IGN if options.on_term == "ignore" else on_term)
     say("server_args=ServerArgs(model_path='%s', port=%d)" % (options.model, options.port))
     die_later(options)
@@ -360,6 +411,7 @@ def front(options: argparse.Namespace) -> int:
     except OSError as error:
         say("[Errno %d] error while attempting to bind on address: address already in use" % (error.errno or 0))
         return 1
+    threading.Thread(target=tell_first_token, args=(options, state), daemon=True).start()
     say("Application startup complete.")
     server.serve_forever()
     return 0
@@ -374,18 +426,29 @@ def main() -> int:
     parser.add_argument("--api-key")
     parser.add_argument("--no-metrics", action="store_true")
     parser.add_argument("--load", type=float, default=0.5, help="seconds that loading takes")
-    parser.add_argument("--log", choices=["normal", "silent", "repeat", "tqdm"], default="normal")
+    parser.add_argument(
+        "--log", choices=["normal", "silent", "repeat", "tqdm", "bar", "noise"], default="normal", help="while loading"
+    )
     parser.add_argument("--burn", action="store_true", help="keep a core busy while loading")
+    parser.add_argument("--read", type=float, default=0, help="MiB a second that are read while loading")
+    parser.add_argument("--grow", type=float, default=0, help="MiB a second that are filled while loading")
+    parser.add_argument("--freeze-after", type=float, help="seconds into the load after which nothing moves any more")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--topology", choices=["child", "session", "daemon"], default="child")
     parser.add_argument("--wrapper", help="command that the schedulers are started through, such as gpu-hold ... --")
     parser.add_argument("--on-term", choices=["exit", "drain", "ignore"], default="exit")
     parser.add_argument("--worker-on-term", choices=["exit", "ignore"], default="exit")
     parser.add_argument("--crash-after", type=float)
+    parser.add_argument("--lives", help="a file that counts the lives, so that only the first --crashes of them crash")
+    parser.add_argument("--crashes", type=int, default=1)
     parser.add_argument("--exit-code", type=int, default=1)
-    parser.add_argument("--last-words")
+    parser.add_argument("--last-words", action="append", default=[])
+    parser.add_argument(
+        "--moments", help="a file for the moments of birth, of freezing and of the first possible token"
+    )
     parser.add_argument("--token-delay", type=float, default=0.01)
     parser.add_argument("--bug", choices=BUGS, default="")
+    parser.add_argument("--bug-times", type=int, default=0, help="so many requests for tokens meet the bug; 0 is all")
     parser.add_argument("--redirect-to", default="http://localhost:1/v1/completions")
     parser.add_argument("--role", choices=["front", "scheduler"], default="front")
     parser.add_argument("--number", type=int, default=0)
