@@ -2,11 +2,16 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""Bounded waiting on a monotonic clock that tests can replace."""
+"""Bounded waiting on a monotonic clock that tests can replace.
+
+The clock is that of the host, the same in every process of it: what was written down in one can be gone on with in
+another, as long as the host is not booted anew.
+"""
 
 from __future__ import annotations
 
 import time
+import typing as t
 
 __all__ = ("SYSTEM_CLOCK", "Clock", "Deadline", "StallWindow")
 
@@ -25,16 +30,16 @@ SYSTEM_CLOCK = Clock()
 
 
 class Deadline:
-    """A hard end in ``seconds`` from now. Nothing renews it."""
+    """A hard end in ``seconds`` from now, or from a ``start`` on the same clock. Nothing renews it."""
 
-    def __init__(self, seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, seconds: float, clock: Clock = SYSTEM_CLOCK, start: t.Optional[float] = None) -> None:
         self.clock = clock
         self.seconds = max(0.0, float(seconds))
-        self._start = clock.monotonic()
+        self.start = clock.monotonic() if start is None else start
 
     @property
     def elapsed(self) -> float:
-        return self.clock.monotonic() - self._start
+        return self.clock.monotonic() - self.start
 
     @property
     def remaining(self) -> float:
@@ -61,16 +66,20 @@ class StallWindow:
     def __init__(self, seconds: float, deadline: Deadline) -> None:
         self.seconds = float(seconds)
         self.deadline = deadline
-        self._last = deadline.clock.monotonic()
+        self.last = deadline.clock.monotonic()  # when it moved, on the clock of the deadline
 
     def moved(self) -> None:
-        self._last = self.deadline.clock.monotonic()
+        self.last = self.deadline.clock.monotonic()
 
     @property
     def age(self) -> float:
         """Seconds since the last movement."""
-        return self.deadline.clock.monotonic() - self._last
+        return self.deadline.clock.monotonic() - self.last
+
+    @property
+    def remaining(self) -> float:
+        return max(0.0, self.last + self.seconds - self.deadline.clock.monotonic())
 
     @property
     def stalled(self) -> bool:
-        return self.age >= self.seconds
+        return self.remaining <= 0.0

@@ -65,3 +65,19 @@ def test_movement_does_not_renew_the_deadline() -> None:
     clock.now += 2
     assert deadline.expired
     assert not window.stalled
+
+
+def test_a_deadline_that_began_in_another_process_is_gone_on_with() -> None:
+    clock = FakeClock()
+    deadline = Deadline(10, clock, start=94.0)
+    assert (deadline.elapsed, deadline.remaining, deadline.start) == (6, 4, 94.0)
+
+
+def test_a_window_can_be_given_the_moment_of_the_last_movement() -> None:
+    clock = FakeClock()
+    window = StallWindow(5, Deadline(100, clock))
+    assert (window.last, window.remaining) == (100.0, 5.0)
+    window.last = 97.0
+    assert (window.age, window.remaining, window.stalled) == (3.0, 2.0, False)
+    clock.now += 2
+    assert window.stalled
