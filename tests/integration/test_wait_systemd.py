@@ -1,0 +1,349 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The wait through SSH and its action plugin, on the oldest and the newest systemd: what happens while it lasts.
+
+The verdicts themselves are in the Molecule scenario ``wait`` and in ``test_readiness_systemd.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+import typing as t
+from pathlib import Path
+
+import pytest
+from fleet import REPO, Fleet
+
+ENGINE = REPO / "tests" / "fakes" / "engine.py"
+HOSTS = ("gpu1=bullseye,user=ops", "gpu2=trixie")
+OLD, NEW = "gpu1", "gpu2"
+PORT = 9200
+# gpu03 qwen: loading weights 63 % · 71204 MiB · 4 m 12 s, moved 2 s ago
+LIVE = re.compile(r"^(gpu[12]) (\S+): (.+)$", re.M)
+BAR = re.compile(r"loading weights (\d+) %")
+
+Answer = t.Dict[str, t.Any]
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a lab takes root")
+
+
+@pytest.fixture(scope="module")
+def fleet() -> t.Iterator[Fleet]:
+    found = Fleet("test-wait")
+    found.down()
+    found.up(HOSTS)
+    try:
+        agent = ["ansible-playbook", "-i", str(found.folder / "inventory.yml"), str(REPO / "tests/lab/agent.yml")]
+        subprocess.run(agent, env=found.environment(), check=True, timeout=300, capture_output=True, cwd=REPO)
+        for host in (OLD, NEW):
+            found.put(host, ENGINE, "/opt/engine.py", "0755")
+        yield found
+    finally:
+        found.down()
+
+
+class Run(t.NamedTuple):
+    """One run of a playbook."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def answers(self) -> t.Dict[str, Answer]:
+        found = re.findall(r"ANSWER-(\w+) (\{.*\}) REWSNA", self.out)
+        return {host: json.loads(json.loads('"%s"' % text)) for host, text in found}
+
+    def live(self, host: str) -> t.List[str]:
+        """What was shown of a host while it lasted."""
+        return [text for name, _service, text in LIVE.findall(self.out + "\n" + self.err) if name == host]
+
+
+class Lab:
+    """Both hosts, one unit at a time on each."""
+
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
+        self.fleet, self.folder = fleet, folder
+        self.unit = "it.service"
+
+    def run(self, host: str, command: str, checked: bool = True) -> str:
+        return self.fleet.run(host, command, checked=checked)
+
+    def start(self, host: str, arguments: str, *lines: str) -> None:
+        text = "[Service]\nExecStart=/usr/bin/python3 /opt/engine.py --port %d --engine vllm %s\n" % (PORT, arguments)
+        source = self.folder / "unit"
+        source.write_text(text + "\n".join(lines) + "\n", encoding="utf-8")
+        self.fleet.put(host, source, "/run/systemd/system/" + self.unit)
+        self.run(host, "systemctl daemon-reload; systemctl start --no-block " + self.unit)
+
+    def options(self, **options: t.Any) -> t.Dict[str, t.Any]:
+        given: t.Dict[str, t.Any] = {"unit": self.unit, "url": "http://127.0.0.1:%d" % PORT, "engine": "vllm"}
+        given.update(model="tiny", timeout=60, stall_timeout=10, report_only=True)
+        given.update(options)
+        return given
+
+    def wait(self, host: str, **options: t.Any) -> Answer:
+        return self.fleet.module(host, "wait_model_ready", **self.options(**options))
+
+    def play(
+        self,
+        hosts: str,
+        keywords: t.Optional[t.Dict[str, t.Any]] = None,
+        arguments: t.Sequence[str] = (),
+        **options: t.Any,
+    ) -> Run:
+        """The wait as a task of a playbook, with keywords of its own."""
+        waiting: t.Dict[str, t.Any] = {"gpuops.serving.wait_model_ready": self.options(**options), "register": "answer"}
+        shown = {"msg": "ANSWER-{{ inventory_hostname }} {{ answer | to_json }} REWSNA"}
+        tasks = [dict(waiting, **(keywords or {})), {"ansible.builtin.debug": shown}]
+        book = self.folder / "play.json"
+        book.write_text(json.dumps([{"hosts": hosts, "gather_facts": False, "tasks": tasks}]), encoding="utf-8")
+        argv = ["ansible-playbook", "-i", str(self.fleet.folder / "inventory.yml"), *arguments, str(book)]
+        environment = dict(self.fleet.environment(), ANSIBLE_CALLBACK_RESULT_FORMAT="json")
+        done = subprocess.run(argv, env=environment, cwd=REPO, capture_output=True, text=True, check=False, timeout=180)
+        return Run(done.returncode, done.stdout, done.stderr)
+
+    @contextlib.contextmanager
+    def waiting(self, host: str, **options: t.Any) -> t.Iterator[t.List[Answer]]:
+        """A wait that goes on while the body is run."""
+        found: t.List[Answer] = []
+        thread = threading.Thread(target=lambda: found.append(self.wait(host, **options)))
+        thread.start()
+        try:
+            yield found
+        finally:
+            thread.join(150)
+
+    def clean(self) -> None:
+        for host in (OLD, NEW):
+            units = "'it.service' 'other.service'"
+            self.run(host, "systemctl kill --signal=KILL %s; systemctl stop %s" % (units, units), checked=False)
+            self.run(host, "rm -rf /run/systemd/system/it.service /run/it; systemctl daemon-reload", checked=False)
+            self.run(host, "systemctl reset-failed", checked=False)
+
+
+@pytest.fixture
+def lab(fleet: Fleet, tmp_path: Path) -> t.Iterator[Lab]:
+    found = Lab(fleet, tmp_path)
+    yield found
+    found.clean()
+
+
+# What is shown while it lasts
+
+
+def test_each_change_is_a_line_that_names_host_and_service(lab: Lab) -> None:
+    for host in (OLD, NEW):
+        lab.start(host, "--load 14 --log tqdm")
+    run = lab.play("gpu_hosts")
+    assert run.status == 0, run.out + run.err
+    for host in (OLD, NEW):
+        assert run.answers[host]["verdict"] == "ready"
+        lines = run.live(host)
+        percents = [int(found.group(1)) for found in map(BAR.search, lines) if found]
+        assert len(percents) >= 4, lines
+        assert percents == sorted(set(percents))
+        assert all("moved" in line for line in lines if BAR.search(line))
+        # No line of one host in that of another.
+        assert not [line for line in lines if "gpu1" in line or "gpu2" in line]
+    assert "resume" not in json.dumps(run.answers)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "options"),
+    [({"no_log": True}, {}), ({"check_mode": True}, {}), ({}, {"progress": False})],
+    ids=["no_log", "check_mode", "progress"],
+)
+def test_nothing_is_shown_where_it_must_not(
+    lab: Lab, keywords: t.Dict[str, t.Any], options: t.Dict[str, t.Any]
+) -> None:
+    lab.start(NEW, "--load 8 --log tqdm")
+    run = lab.play(NEW, keywords, **options)
+    assert run.status == 0, run.out + run.err
+    assert run.live(NEW) == []
+
+
+def test_the_whole_of_a_long_wait_counts_for_the_deadline(lab: Lab) -> None:
+    lab.start(NEW, "--load 100 --log tqdm")
+    began = time.monotonic()
+    found = lab.wait(NEW, timeout=25, stall_timeout=20)
+    assert (found["verdict"], found["phase"]) == ("progressing", "loading_weights")
+    assert 25 <= found["elapsed"] < 27
+    assert time.monotonic() - began < 31
+    assert found["tiers"][0]["at"] < 2, "a later slice must not begin anew"
+
+
+# The connection
+
+
+def test_a_cable_that_is_pulled_in_the_middle_does_not_end_the_wait(lab: Lab) -> None:
+    lab.start(NEW, "--load 45 --log tqdm")
+    with lab.waiting(NEW, stall_timeout=30, timeout=100) as found:
+        time.sleep(6)
+        lab.fleet.lab("cut", NEW)
+        try:
+            time.sleep(14)
+        finally:
+            lab.fleet.lab("heal", NEW)
+    assert found[0]["verdict"] == "ready", found
+    assert found[0]["tiers"][0]["at"] < 3
+    assert found[0]["restarts"] == 0
+    assert found[0]["elapsed"] > 35
+
+
+def test_a_cable_that_stays_pulled_makes_the_host_unreachable_in_time(lab: Lab) -> None:
+    lab.start(NEW, "--load 100 --log tqdm")
+    runs: t.List[Run] = []
+    thread = threading.Thread(target=lambda: runs.append(lab.play(NEW, reconnect_timeout=10)))
+    thread.start()
+    time.sleep(7)
+    began = time.monotonic()
+    lab.fleet.lab("cut", NEW)
+    try:
+        thread.join(90)
+    finally:
+        lab.fleet.lab("heal", NEW)
+    assert runs and runs[0].status == 4, runs
+    assert "UNREACHABLE" in runs[0].out
+    assert 9 < time.monotonic() - began < 45
+
+
+# What the log may do
+
+
+def test_a_bar_without_line_ends_is_read_from_a_log_file(lab: Lab) -> None:
+    lab.run(NEW, "mkdir -p /run/it")
+    lab.start(NEW, "--load 12 --log bar", "StandardOutput=append:/run/it/log")
+    found = lab.wait(NEW, log_path="/run/it/log", timeout=7, stall_timeout=4)
+    assert (found["verdict"], found["phase"]) == ("progressing", "loading_weights")
+    assert 30 < found["percent"] < 95
+    assert found["movement"]["percent"] < 2
+    assert lab.wait(NEW, log_path="/run/it/log", stall_timeout=4)["verdict"] == "ready"
+
+
+def test_a_log_file_that_is_rotated_in_the_middle_goes_on(lab: Lab) -> None:
+    lab.run(NEW, "mkdir -p /run/it")
+    lab.start(NEW, "--load 16 --log tqdm", "StandardOutput=append:/run/it/log")
+    with lab.waiting(NEW, log_path="/run/it/log", stall_timeout=5) as found:
+        time.sleep(6)
+        lab.run(NEW, "cp /run/it/log /run/it/log.1; : > /run/it/log")
+    assert found[0]["verdict"] == "ready", found
+
+
+def test_a_journal_that_is_rotated_and_emptied_is_no_movement(lab: Lab) -> None:
+    lab.start(NEW, "--load 600 --log tqdm --freeze-after 3")
+    with lab.waiting(NEW, stall_timeout=7) as found:
+        time.sleep(6)
+        lab.run(NEW, "journalctl --rotate --quiet; journalctl --vacuum-time=1s --quiet", checked=False)
+    assert found[0]["verdict"] == "stalled", found
+    assert found[0]["elapsed"] < 3 + 7 + 3
+
+
+def test_lines_that_journald_dropped_are_said(lab: Lab) -> None:
+    limits = ("LogRateLimitIntervalSec=60", "LogRateLimitBurst=4")
+    lab.start(NEW, "--load 10 --log tqdm --burn", *limits)
+    found = lab.wait(NEW, stall_timeout=5)
+    assert found["verdict"] == "ready"
+    assert any("uppress" in text for text in found["warnings"]), found["warnings"]
+
+
+def test_who_may_not_read_the_journal_is_told_so_and_the_wait_goes_on(lab: Lab) -> None:
+    lab.start(OLD, "--load 1")
+    found = lab.play(OLD, {"become": False}, tier="unit").answers[OLD]
+    assert found["verdict"] == "ready"
+    lab.start(OLD, "--load 60 --log tqdm --burn")
+    found = lab.play(OLD, {"become": False}, timeout=8, stall_timeout=6).answers[OLD]
+    assert found["verdict"] in ("progressing", "stalled")
+    assert any("journal" in text for text in found["warnings"]), found["warnings"]
+
+
+# What the unit may do
+
+
+def test_a_unit_that_prepares_first_is_waited_for(lab: Lab) -> None:
+    lab.start(NEW, "--load 2", "ExecStartPre=/bin/sleep 5")
+    found = lab.wait(NEW)
+    assert found["verdict"] == "ready"
+    assert found["tiers"][0]["at"] > 2
+
+
+def test_a_restart_by_somebody_else_begins_a_new_life(lab: Lab) -> None:
+    lab.start(OLD, "--load 9 --log tqdm")
+    with lab.waiting(OLD) as found:
+        time.sleep(5)
+        lab.run(OLD, "systemctl restart " + lab.unit)
+    assert (found[0]["verdict"], found[0]["restarts"]) == ("ready", 1)
+    assert found[0]["elapsed"] > 10
+
+
+def test_a_unit_that_is_stopped_during_the_wait_is_dead(lab: Lab) -> None:
+    lab.start(OLD, "--load 60 --log tqdm")
+    with lab.waiting(OLD) as found:
+        time.sleep(5)
+        lab.run(OLD, "systemctl stop " + lab.unit)
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < 5
+    assert found[0]["verdict"] == "dead"
+    assert "inactive" in found[0]["msg"]
+
+
+def test_out_of_memory_names_who_holds_the_gpu(lab: Lab) -> None:
+    lab.run(NEW, "systemd-run --quiet --unit=other --setenv=LAB_DECODE_MS=1 /usr/local/bin/lab-llama 9300 other")
+    until = time.monotonic() + 20
+    while "llama" not in lab.run(NEW, "ls /run/fake-nvml/holders; ps -eo comm", checked=False):
+        assert time.monotonic() < until, "nobody came to hold the GPU"
+        time.sleep(0.5)
+    text = "[Service]\nExecStart=/usr/local/bin/lab-llama %d tiny\n" % PORT
+    (lab.folder / "llama").write_text(text, encoding="utf-8")
+    lab.fleet.put(NEW, lab.folder / "llama", "/run/systemd/system/it.service")
+    lab.run(NEW, "systemctl daemon-reload; systemctl start --no-block it")
+    found = lab.wait(NEW, engine="llama_cpp", gpus=["0"])
+    assert (found["verdict"], found["cause"]["kind"]) == ("dead", "gpu_out_of_memory")
+    assert "other.service" in json.dumps(found["cause"]["holders"])
+    assert found["cause"]["figures"]["wanted_mib"] > found["cause"]["figures"]["free_mib"]
+
+
+# The command on the host
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "code", "word"),
+    [
+        ("--load 3 --log tqdm", "", 0, "ready"),
+        ("--load 60 --log tqdm --freeze-after 2", "--stall-timeout 4", 1, "stalled"),
+        ("--load 60 --crash-after 2", "", 1, "dead"),
+    ],
+)
+def test_the_command_ends_with_the_code_of_the_verdict(
+    lab: Lab, arguments: str, options: str, code: int, word: str
+) -> None:
+    lab.start(NEW, arguments)
+    command = "gpuops wait --unit %s --url http://127.0.0.1:%d --engine vllm --model tiny --timeout 60 --json %s"
+    script = command % (lab.unit, PORT, options) + " 2>/run/it.err; echo CODE $?; cat /run/it.err"
+    text = lab.run(NEW, script)
+    assert "CODE %d" % code in text
+    answer = json.loads(text.split("CODE")[0])
+    assert answer["verdict"] == word
+    assert answer["ok"] is (code == 0)
+
+
+def test_the_command_draws_a_bar_on_a_terminal_and_lines_elsewhere(lab: Lab) -> None:
+    command = "gpuops wait --unit %s --url http://127.0.0.1:%d --engine vllm --model tiny --timeout 60"
+    command = command % (lab.unit, PORT)
+    lab.start(NEW, "--load 6 --log tqdm")
+    plain = lab.run(NEW, command + " 2>&1")
+    assert "\r" not in plain
+    assert re.search(r"loading weights \d+ %", plain)
+    lab.start(NEW, "--load 6 --log tqdm")
+    lab.run(NEW, "systemctl restart it")
+    bar = lab.run(NEW, 'script --quiet --return --command "%s" /dev/null' % command)
+    assert "\r" in bar
+    assert re.search(r"\d+\s?%", bar)
