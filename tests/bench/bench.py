@@ -23,6 +23,7 @@ PARTS = {
     "reading": "one look at the GPUs of a host, beside many unrelated processes",
     "inventory": "the check of all hosts of an inventory",
     "stopping": "a stop beside many unrelated processes: how soon it answers, what it uses while it waits",
+    "waiting": "a wait for a model: how soon it says what has become of the start, what it costs while it lasts",
     "campaign": "random forests of processes and real units: what is owned ends, and nothing else is touched",
 }
 
