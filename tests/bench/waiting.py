@@ -15,14 +15,12 @@ import json
 import os
 import pathlib
 import platform
-import queue
 import re
 import resource
 import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import typing as t
 
@@ -96,11 +94,8 @@ class Bench:
         environment = dict(self.fleet.environment(), ANSIBLE_STDOUT_CALLBACK="ansible.builtin.oneline")
         environment["PYTHONUNBUFFERED"] = "1"
         process = subprocess.Popen(
-            argv, env=environment, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            argv, env=environment, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        errors: "queue.Queue[str]" = queue.Queue()
-        reader = threading.Thread(target=lambda: errors.put(process.stderr.read() if process.stderr else ""))
-        reader.start()
         found, lines = [], []
         assert process.stdout is not None
         for line in process.stdout:
@@ -110,9 +105,8 @@ class Bench:
             answer = json.loads(match.group(1)) if match else {}
             if "tier_reached" in answer:
                 found.append((now, answer))
-        reader.join()
         if process.wait():
-            raise RuntimeError("the playbook failed:\n%s%s" % ("".join(lines)[-3000:], errors.get()[-2000:]))
+            raise RuntimeError("the playbook failed:\n%s" % "".join(lines)[-3000:])
         return found
 
     def wait(self, options: t.Mapping[str, t.Any], start: str = "") -> Answer:
