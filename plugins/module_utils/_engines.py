@@ -15,10 +15,21 @@ from ._errors import UsageError
 from ._profile import Phase, Profile
 from ._profiles import PROFILES
 
-__all__ = (
-    *("CAUSES", "PROFILES", "Listed", "Phase", "Profile", "get", "listed", "match", "meaning", "names_model"),
-    *("overall", "phase_of", "titles"),
-)
+__all__ = [
+    "CAUSES",
+    "PROFILES",
+    "Listed",
+    "Phase",
+    "Profile",
+    "get",
+    "listed",
+    "match",
+    "meaning",
+    "names_model",
+    "overall",
+    "phase_of",
+    "titles",
+]
 
 
 def get(name: t.Optional[str], overrides: t.Optional[t.Mapping[str, t.Any]] = None) -> Profile:
