@@ -49,9 +49,16 @@ TITLES = {
     "sglang": ("sglang::launch", "sglang::scheduler_TP%d"),
     "vllm": ("VLLM::APIServer_0", "VLLM::EngineCore_DP%d"),
     "llama_cpp": ("llama-server", "llama-worker-%d"),
+    "ovms": ("ovms", "worker-%d"),
+    "triton": ("tritonserver", "triton_python_backend_stub_%d"),
+    "tgi": ("text-generation-router", "text-generation-server-%d"),
+    "ollama": ("ollama", "ollama-runner-%d"),
     "openai": ("engine", "worker-%d"),
 }
-OWNERS = {"sglang": "sglang", "vllm": "vllm", "llama_cpp": "llamacpp", "openai": "somebody"}
+OPEN_EARLY = ("llama_cpp", "ovms", "ollama")  # their port is open before the load is over
+HEALTH = {"ovms": "/v2/health/ready", "triton": "/v2/health/ready", "ollama": "/api/version"}
+MODELS = {"ovms": ("GET", "/v1/config"), "triton": ("POST", "/v2/repository/index"), "ollama": ("GET", "/api/tags")}
+OWNERS = {"sglang": "sglang", "vllm": "vllm", "llama_cpp": "llamacpp"}
 METRICS = {
     "sglang": ("num_running_reqs", "num_queue_reqs", "generation_tokens_total", "prompt_tokens_total"),
     "vllm": ("num_requests_running", "num_requests_waiting", "generation_tokens_total", "prompt_tokens_total"),
@@ -61,6 +68,10 @@ LOAD_LINES = {
     "sglang": ("Init torch distributed begin.", "Load weight begin. avail mem=44.9 GB", "Load weight end."),
     "vllm": ("Starting to load model", "Loading weights took %d seconds", "Available KV cache memory: 30 GiB"),
     "llama_cpp": ("load_model: loading model 'm.gguf'", "warming up the model with an empty run"),
+    "ovms": ('Loading model: {"state": "LOADING", "error_code": "OK"}',),
+    "triton": ("loading: tiny:1",),
+    "tgi": ("Starting shard rank=0",),
+    "ollama": ("starting llama server",),
     "openai": ("loading",),
 }
 
@@ -118,6 +129,28 @@ class State:
             return self.bug if not self.options.bug_times or self.asked <= self.options.bug_times else ""
 
 
+def endpoints(state: State) -> t.Sequence[str]:
+    """Where tokens are to be had."""
+    if state.options.engine == "triton":
+        return ("/v2/models/%s/generate" % state.options.model,)
+    version = "/v3" if state.options.engine == "ovms" else "/v1"
+    return (version + "/completions", version + "/chat/completions")
+
+
+def listing(state: State) -> t.Any:
+    """The list of models, in the shape of the engine."""
+    engine, name = state.options.engine, state.options.model
+    if engine == "ovms":
+        word = "AVAILABLE" if state.ready.is_set() else "LOADING"
+        version = {"version": "1", "state": word, "status": {"error_code": "OK", "error_message": "OK"}}
+        return {name: {"model_version_status": [version]}}
+    if engine == "triton":
+        return [{"name": name, "version": "1", "state": "READY"}]
+    if engine == "ollama":
+        return {"models": [{"name": name + ":latest", "model": name + ":latest"}]}
+    return {"object": "list", "data": [{"id": name, "object": "model", "owned_by": OWNERS.get(engine, "somebody")}]}
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     state: State
@@ -127,36 +160,40 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         state, path = self.state, self.path.split("?")[0]
+        engine = state.options.engine
         if state.bug == "html":
             self._send(200, "<!DOCTYPE html><title>a chat</title>", "text/html")
-        elif path == "/health":
-            up = state.ready.is_set() and not state.draining
+        elif path == HEALTH.get(engine, "/health"):
+            up = (state.ready.is_set() or engine == "ollama") and not state.draining
             body = {"status": "ok"} if up else {"error": {"code": 503, "message": "Loading model"}}
             self._send(200 if up else 503, json.dumps(body))
         elif not self._allowed():
             self._send(401, json.dumps({"error": {"message": "Invalid API Key"}}))
-        elif path == "/v1/models":
-            row = {"id": state.options.model, "object": "model", "owned_by": OWNERS[state.options.engine]}
-            self._send(200, json.dumps({"object": "list", "data": [row]}))
-        elif path == "/metrics" and state.options.engine in METRICS and not state.options.no_metrics:
+        elif ("GET", path) == MODELS.get(engine, ("GET", "/v1/models")):
+            self._send(200, json.dumps(listing(state)))
+        elif path == "/metrics" and engine in METRICS and not state.options.no_metrics:
             if state.bug == "busy":
                 state.add(tokens=7)
             values = (state.running, 0, state.tokens, state.prompt)
-            prefix = state.options.engine.replace("_", "")
-            rows = zip(METRICS[state.options.engine], values)
+            prefix = engine.replace("_", "")
+            rows = zip(METRICS[engine], values)
             text = "".join('%s:%s{model_name="m"} %d\n' % (prefix, *row) for row in rows)
             self._send(200, "# HELP x y\n" + text, "text/plain; version=0.0.4")
         else:
             self._send(404, json.dumps({"detail": "Not Found"}))
 
     def do_POST(self) -> None:
-        state, bug = self.state, self.state.bug_of_next()
+        state, bug, asked = self.state, "", self.path in endpoints(self.state)
+        if asked:
+            bug = state.bug_of_next()
         body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
         if not self._allowed():
             self._send(401, json.dumps({"error": {"message": "Invalid API Key"}}))
-        elif self.path not in ("/v1/completions", "/v1/chat/completions"):
+        elif ("POST", self.path) == MODELS.get(state.options.engine):
+            self._send(200, json.dumps(listing(state)))
+        elif not asked:
             self._send(404, json.dumps({"detail": "Not Found"}))
-        elif bug in ("hang_post", "hang_later", "busy") or not state.ready.is_set():
+        elif bug in ("hang_post", "hang_later", "busy") or not state.ready.wait(self._patience()):
             if bug == "hang_later":
                 state.add(prompt=40, tokens=1)
             time.sleep(3600)
@@ -167,6 +204,10 @@ class Handler(BaseHTTPRequestHandler):
             self._misbehave(bug, body)
         else:
             self._generate(body, bug)
+
+    def _patience(self) -> float:
+        """One that loads when it is first asked keeps that request until it is loaded."""
+        return 3600.0 if self.state.options.engine == "ollama" else 0.0
 
     def _allowed(self) -> bool:
         key = self.state.options.api_key
@@ -210,9 +251,12 @@ class Handler(BaseHTTPRequestHandler):
         count = 0 if bug == "empty" else count
         usage = {"prompt_tokens": 5, "completion_tokens": count, "total_tokens": 5 + count}
         end = "stop" if bug == "empty" else "length"
-        if not body.get("stream"):
+        if not body.get("stream") or self.path.startswith("/v2/"):
             time.sleep(state.options.token_delay * count)
             state.add(tokens=count)
+            if self.path.startswith("/v2/"):
+                self._send(200, json.dumps({"model_name": model, "model_version": "1", "text_output": word * count}))
+                return
             part = {"message": {"content": word * count}} if chat else {"text": word * count}
             choice = dict(part, index=0, finish_reason=end)
             self._send(200, json.dumps({"model": model, "choices": [choice], "usage": usage}))
@@ -398,12 +442,12 @@ def front(options: argparse.Namespace) -> int:
         threading.Thread(target=watch, args=(options, state, reader), daemon=True).start()
     set_title(TITLES[options.engine][0])
     if not options.workers:
-        if options.engine == "llama_cpp":
+        if options.engine in OPEN_EARLY:
             threading.Thread(target=lambda: (load(options), state.ready.set()), daemon=True).start()
         else:
             load(options)
             state.ready.set()
-    elif options.engine != "llama_cpp":
+    elif options.engine not in OPEN_EARLY:
         state.ready.wait()
     Handler.state = state
     try:

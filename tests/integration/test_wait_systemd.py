@@ -311,6 +311,17 @@ def test_out_of_memory_names_who_holds_the_gpu(lab: Lab) -> None:
     assert found["cause"]["figures"]["wanted_mib"] > found["cause"]["figures"]["free_mib"]
 
 
+# The engines
+
+
+@pytest.mark.parametrize("engine", ["sglang", "llama_cpp", "ovms", "triton", "tgi", "ollama", "openai"])
+def test_each_profile_finds_its_way_to_a_token(lab: Lab, engine: str) -> None:
+    lab.start(NEW, "--load 4 --engine %s" % engine)
+    found = lab.wait(NEW, engine=engine)
+    assert (found["verdict"], found["tier_reached"]) == ("ready", "generation"), found["msg"]
+    assert all(tier["reached"] for tier in found["tiers"])
+
+
 # The command on the host
 
 
