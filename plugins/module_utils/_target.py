@@ -6,51 +6,23 @@
 
 from __future__ import annotations
 
-import ipaddress
-import os
-import socket
 import time
 import typing as t
 from urllib.parse import urlsplit
 
-from . import (
-    _bounded,
-    _generation,
-    _http,
-    _journal,
-    _ownership,
-    _processes,
-    _site,  # noqa: F401
-    _systemd,
-)
+from . import _generation, _http, _journal, _knock, _listening, _members, _processes, _sockets, _systemd
 from ._errors import ServingError, UsageError
-from ._progress import Activity, Usage
+from ._progress import Activity
 from ._tiers import Listener
 
-try:
-    import psutil
-except ImportError:
-    psutil = None  # type: ignore[assignment]
-
-__all__ = ("HostTarget", "Row", "addresses_of", "judge_listener")
+__all__ = ("HostTarget",)
 
 FIRST_LINES = 2000
-SNAPSHOT_AGE = 0.5
-SYSTEMCTL_TIMEOUT = 10.0
-RESOLVE_TIMEOUT = 10.0
-MOST_PORTS = 5  # of the unit, in a message: workers may listen on many among themselves
-PAGE = os.sysconf("SC_PAGE_SIZE")
-# They take connections in for a container; which one that is cannot be seen here.
-FORWARDERS = frozenset(("docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2", "conmon"))
-CONTAINER_CLIENTS = frozenset(("docker", "podman", "nerdctl", "conmon"))
-
-
-class Row(t.NamedTuple):
-    """One listening socket: address, the process that has it, when that can be seen, and port."""
-
-    address: str
-    pid: t.Optional[int]
-    port: int = 0
+UNIT_AGE = 2.0  # seconds for which the state of a unit holds while its main process lives
+SOCKETS_AGE = 10.0  # seconds for which the ports of a unit are known
+DOUBT_AGE = 5.0  # seconds for which an answer holds that took a look at all processes and explained nothing
+RESOLVE_AGAIN = 10.0
+SAVED = 1  # the version of what is saved
 
 
 class HostTarget:
@@ -63,41 +35,63 @@ class HostTarget:
         question: _generation.Question,
         access: _http.Access,
         mark_gid: t.Optional[int] = None,
+        *,
+        log_path: t.Optional[str] = None,
+        gpus: t.Optional[t.Sequence[str]] = None,
     ) -> None:
-        self.name, self.url, self.question, self.access, self.mark_gid = unit, url, question, access, mark_gid
+        self.name, self.url, self.question, self.access = unit, url, question, access
+        self.warnings: t.List[str] = []
+        self.members = _members.Members(mark_gid)
+        self.log_path, self.gpus = log_path, gpus
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._cursor: t.Optional[str] = None
-        self._table: t.Optional[_processes.Table] = None
-        self._owned = _ownership.Owned()
-        self._looked = float("-inf")
         self._addresses: t.Sequence[str] = ()
+        self._resolve_at = float("-inf")
+        self._state: t.Optional[_systemd.UnitState] = None
+        self._state_at = float("-inf")
+        self._main: t.Optional[_processes.ProcessRef] = None
+        self._ports: t.List[_listening.Row] = []
+        self._ports_at = float("-inf")
+        self._doubt: t.Optional[t.Tuple[t.Any, float, Listener]] = None
 
     def check_here(self) -> None:
         """Refuse a unit of this host together with the URL of another: what answers there proves nothing here."""
-        parts = urlsplit(self.url)
-        self._addresses = addresses_of(parts.hostname or "")
-        away = [address for address in self._addresses if not _is_here(address)]
+        self._addresses = _listening.addresses_of(self._host)
+        away = [address for address in self._addresses if not _listening.is_here(address)]
         if away:
             raise UsageError(
                 'the unit "%s" cannot be waited for at "%s": %s is no address of this host'
-                % (self.name, parts.hostname, " or ".join(away))
+                % (self.name, self._host, " or ".join(away))
             )
 
+    # The unit
+
     def unit(self) -> t.Optional[_systemd.UnitState]:
-        return _systemd.show(self.name) if self.name else None
+        """What systemd says. A unit that ran a moment ago, and whose main process lives, still runs."""
+        if self.name is None:
+            return None
+        now = time.monotonic()
+        young = self._state is not None and now - self._state_at < UNIT_AGE
+        if young and self._main is not None and _processes.alive(self._main):
+            return self._state
+        state = self._state = _systemd.show(self.name)
+        self._state_at, self._main = now, None
+        if state.active_state == "active" and state.sub_state == "running" and not state.job and state.main_pid:
+            found = _processes.Table.of([state.main_pid]).get(state.main_pid)
+            self._main = found.ref if found is not None else None
+        return state
 
     def activity(self, state: _systemd.UnitState) -> Activity:
-        self._look(state)
-        assert self._table is not None
-        found = {}
-        for ref in self._owned.processes:
-            process = self._table.by_ref(ref)
-            if process is not None and not process.gone:
-                found[(ref.pid, ref.start)] = Usage(
-                    process.cpu_ticks / _processes.TICKS, _bytes_read(ref.pid), _memory(ref.pid)
-                )
-        return found
+        self.members.follow(state)
+        processes = self.members.usage()
+        if self.members.unreadable:
+            self._warn("what the processes of the unit read cannot be seen: run as root, or with become")
+        return Activity(processes, None, self.members.network(state))
 
     def log(self, state: _systemd.UnitState) -> t.List[t.Tuple[str, bool]]:
+        """The lines since the last call, and whether the service wrote them in this life."""
         assert self.name is not None
         try:
             if self._cursor is not None:
@@ -113,205 +107,92 @@ class HostTarget:
             self._cursor = records[-1].cursor or self._cursor
         return [(record.message, record.pid != 1) for record in records]
 
-    def listener(self, state: _systemd.UnitState) -> Listener:
-        parts = urlsplit(self.url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        try:
-            rows = [
-                Row(link.laddr.ip, link.pid, link.laddr.port)
-                for link in psutil.net_connections("tcp")
-                if link.status == psutil.CONN_LISTEN and link.laddr
-            ]
-        except (psutil.Error, OSError) as error:
-            return Listener("unexplained", "who listens cannot be read: %s" % error)
-        self._looked = float("-inf")  # a listener may be younger than the last snapshot
-        self._look(state)
-        assert self._table is not None
-        self._addresses = self._addresses or addresses_of(parts.hostname or "")
-        at_port = [row for row in rows if row.port == port]
-        found = judge_listener(at_port, self._addresses, self._table, self._owned, lambda: _activated(state.name, port))
-        return found._replace(silence=_silence(port, self._addresses, rows, self._owned))
+    # The port
 
-    def get(self, path: str, timeout: float) -> _http.Answer:
-        return _http.fetch(_http.Request("GET", _http.join(self.url, path)), self.access, timeout)
+    def listener(self, state: _systemd.UnitState) -> Listener:
+        self._addresses = self._addresses or _listening.addresses_of(self._host)
+        try:
+            found = _sockets.listening()
+        except OSError as error:
+            return Listener("unexplained", "who listens cannot be read: %s" % error)
+        at_port = [one for one in found if one.port == self._port]
+        if at_port:
+            return self._explained(state, at_port)
+        self.members.follow(state)
+        return self._judged(state, [])._replace(silence=self._silence(found))
+
+    def _explained(self, state: _systemd.UnitState, at_port: t.Sequence[_sockets.Socket]) -> Listener:
+        now = time.monotonic()
+        if self._doubt is not None and self._doubt[0] == at_port and now - self._doubt[1] < DOUBT_AGE:
+            return self._doubt[2]
+        try:
+            rows = _listening.rows_of_all()
+        except OSError as error:
+            return Listener("unexplained", "who listens cannot be read: %s" % error)
+        self.members.renew(state)  # a listener may be younger than the last look
+        found = self._judged(state, [row for row in rows if row.port == self._port])
+        found = found._replace(silence=_listening.silence(self._port, self._addresses, rows, self.members.owned))
+        self._doubt = (at_port, now, found) if found.kind == "unexplained" else None
+        return found
+
+    def _judged(self, state: _systemd.UnitState, rows: t.Sequence[_listening.Row]) -> Listener:
+        table, owned = self.members.table, self.members.owned
+        return _listening.judge_listener(
+            rows, self._addresses, table, owned, lambda: _listening.activated(state.name, self._port)
+        )
+
+    def _silence(self, found: t.Sequence[_sockets.Socket]) -> str:
+        """What to say while nobody listens; where the unit does is looked up now and then only."""
+        now = time.monotonic()
+        if now - self._ports_at >= SOCKETS_AGE:
+            owners = _sockets.owners({one.inode for one in found}, self.members.pids)
+            self._ports = [
+                _listening.Row(one.address, pid, one.port) for one in found for pid in owners.get(one.inode, ())
+            ]
+            self._ports_at = now
+        return _listening.silence(self._port, self._addresses, self._ports, self.members.owned)
+
+    def knock(self) -> bool:
+        """Whether a connection to the port is taken. Costs next to nothing, and never waits long."""
+        return self._resolved() and _knock.knock(self._addresses, self._port)
+
+    def peek(self, path: str) -> t.Optional[int]:
+        """The status that a GET answers with at once; None without one. Costs little, and never waits long."""
+        return _knock.peek(_http.join(self.url, path), self._addresses, self.access) if self._resolved() else None
+
+    def _resolved(self) -> bool:
+        now = time.monotonic()
+        if not self._addresses and now - self._resolve_at >= RESOLVE_AGAIN:
+            self._resolve_at = now
+            try:
+                self._addresses = _listening.addresses_of(self._host)
+            except ServingError:
+                return False  # whoever asks the engine is told
+        return bool(self._addresses)
+
+    # The engine
+
+    def get(self, path: str, timeout: float, method: str = "GET") -> _http.Answer:
+        return _http.fetch(_http.Request(method, _http.join(self.url, path)), self.access, timeout)
 
     def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> _generation.Side:
         question = self.question._replace(model=model)
         sides = _generation.probe({_generation.DIRECT: self.url}, question, self.access, timeout, tick)
         return sides[_generation.DIRECT]
 
-    def _look(self, state: _systemd.UnitState) -> None:
-        now = time.monotonic()
-        if self._table is not None and now - self._looked < SNAPSHOT_AGE:
+    # From one slice of a wait to the next
+
+    def save(self) -> t.Dict[str, t.Any]:
+        """What another process needs to go on from here."""
+        return {"version": SAVED, "cursor": self._cursor, "addresses": list(self._addresses)}
+
+    def restore(self, saved: t.Mapping[str, t.Any]) -> None:
+        """Go on from what another process has saved; another version's is left alone."""
+        if saved.get("version") != SAVED:
             return
-        self._table = _processes.Table.snapshot()
-        self._owned = _ownership.of_unit(self._table, state, mark_gid=self.mark_gid)
-        self._looked = now
+        self._cursor = saved["cursor"]
+        self._addresses = saved["addresses"]
 
-
-def judge_listener(
-    rows: t.Sequence[Row],
-    addresses: t.Sequence[str],
-    table: _processes.Table,
-    owned: _ownership.Owned,
-    activated: t.Callable[[], bool] = lambda: False,
-) -> Listener:
-    """Who answers at ``addresses``, of all that listen on the port, and whether that is the unit.
-
-    Several can share one port, and then any of them may answer: all must be the unit's. What takes connections in
-    for others counts only when something shows that the unit is one of these others.
-    """
-    candidates = _candidates(rows, addresses)
-    elsewhere = _elsewhere(table, owned)
-    if not candidates:
-        return Listener("translated", elsewhere) if elsewhere else Listener("none")
-    pids = sorted({row.pid for row in candidates if row.pid})
-    mine = {ref.pid for ref in owned.processes}
-    own = [pid for pid in pids if pid in mine]
-    doubts, strangers, forwarders = [], [], []
-    for pid in pids:
-        if pid in mine:
-            continue
-        process = table.get(pid)
-        name = process.name if process is not None else "unknown"
-        text = 'process %d "%s"' % (pid, name)
-        unit, container = _ownership.attribute(process) if process is not None else (None, None)
-        if pid == 1:
-            if activated():
-                forwarders.append(text + " listens for a socket unit that starts this unit")
-                continue
-            doubts.append(text + " listens, and no socket unit that starts this unit has the port")
-        elif name in FORWARDERS or (container and elsewhere):
-            role = "of the container %s listens" % container[:12] if container else "takes connections in for others"
-            if elsewhere:
-                forwarders.append("%s %s: %s" % (text, role, elsewhere))
-                continue
-            doubts.append("%s %s, and nothing shows that the unit is one of them" % (text, role))
-        else:
-            strangers.append('%d "%s" (unit %s)' % (pid, name, unit or "none"))
-    if strangers:
-        shared = ", besides process %d of the unit" % own[0] if own else ""
-        return Listener("foreign", ", ".join(strangers) + shared)
-    if any(row.pid is None for row in candidates):
-        doubts.append("a process listens that cannot be seen from here: run as root, or with become")
-    if doubts:
-        return Listener("unexplained", "; ".join(doubts))
-    if own:
-        return Listener("owned", "process %d of the unit listens" % own[0])
-    return Listener("forwarder", forwarders[0])
-
-
-def _candidates(rows: t.Sequence[Row], addresses: t.Sequence[str]) -> t.List[Row]:
-    """The sockets that a connection can reach. Of one family, the kernel prefers the most precise address."""
-
-    def at(*wanted: str) -> t.List[Row]:
-        return [row for row in rows if row.address in wanted]
-
-    found: t.List[Row] = []
-    for address in addresses:
-        if ":" in address:
-            found += at(address) or at("::")
-        else:
-            found += at(address, "::ffff:" + address) or at("0.0.0.0") or at("::")
-    return found
-
-
-def _silence(port: int, addresses: t.Sequence[str], rows: t.Sequence[Row], owned: _ownership.Owned) -> str:
-    """What to say when nobody answers: the port, and where the unit listens instead."""
-    mine = {ref.pid for ref in owned.processes}
-    own = [row for row in rows if row.pid in mine]
-    near = sorted({row.address for row in own if row.port == port})
-    if near:
-        text = "nothing listens on port %d at %s" % (port, " or ".join(addresses))
-        return text + "; the unit listens there at %s" % ", ".join(near)
-    ports = sorted({row.port for row in own})
-    known = ", ".join(map(str, ports[:MOST_PORTS])) + (" and more" if len(ports) > MOST_PORTS else "")
-    return "nothing listens on port %d" % port + ("; the unit listens on %s" % known if ports else "")
-
-
-def addresses_of(host: str) -> t.List[str]:
-    """The addresses that a connection to ``host`` may be made to."""
-
-    def resolve(_report: t.Any) -> t.List[str]:
-        return [str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-
-    try:
-        names = [str(ipaddress.ip_address(host.partition("%")[0]))]
-    except ValueError:
-        outcome = _bounded.run(resolve, RESOLVE_TIMEOUT)
-        if outcome.status != "ok":
-            why = outcome.error or "no answer within %g s" % RESOLVE_TIMEOUT
-            raise ServingError('the host name "%s" cannot be resolved: %s' % (host, why)) from None
-        names = outcome.value
-    return list(dict.fromkeys(map(_plain, names)))
-
-
-def _plain(address: str) -> str:
-    """One spelling for one address. What is no address in particular leads to the host itself."""
-    ip = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
-    if ip.is_unspecified:
-        return "127.0.0.1" if ip.version == 4 else "::1"
-    return str(ip)
-
-
-def _is_here(address: str) -> bool:
-    if ipaddress.ip_address(address).is_loopback:
-        return True
-    families = (socket.AF_INET, socket.AF_INET6)
-    links = [link for links in psutil.net_if_addrs().values() for link in links]
-    return address in {_plain(link.address) for link in links if link.family in families}
-
-
-def _elsewhere(table: _processes.Table, owned: _ownership.Owned) -> str:
-    """What shows that the unit serves from a container or another network, in words; empty when nothing does."""
-    here = _network("self")
-    for ref in owned.processes:
-        process = table.by_ref(ref)
-        if process is None:
-            continue
-        if process.name in CONTAINER_CLIENTS:
-            return 'the unit runs a container by its process %d "%s"' % (ref.pid, process.name)
-        if here and _network(ref.pid) not in (0, here):
-            return 'process %d "%s" of the unit has a network of its own' % (ref.pid, process.name)
-    return ""
-
-
-def _network(pid: t.Union[int, str]) -> int:
-    try:
-        return os.stat("/proc/%s/ns/net" % pid).st_ino
-    except OSError:
-        return 0
-
-
-def _activated(unit: str, port: int) -> bool:
-    """Whether a socket unit that starts this unit has the port."""
-    for name in _properties(unit, "TriggeredBy").split():
-        addresses = _properties(name, "Listen").splitlines() if name.endswith(".socket") else []
-        if any(line.split(" ")[0].rpartition(":")[2] == str(port) for line in addresses):
-            return True
-    return False
-
-
-def _properties(unit: str, name: str) -> str:
-    _rc, out, _err = _systemd._systemctl(["show", "--value", "--property=" + name, "--", unit], SYSTEMCTL_TIMEOUT)
-    return out
-
-
-def _bytes_read(pid: int) -> t.Optional[int]:
-    """Read from files and pipes, and from disks on behalf of mapped files."""
-    try:
-        with open("/proc/%d/io" % pid, "rb") as stream:
-            values = dict(line.split(b": ", 1) for line in stream.read().splitlines())
-        return int(values[b"rchar"]) + int(values[b"read_bytes"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _memory(pid: int) -> t.Optional[int]:
-    try:
-        with open("/proc/%d/statm" % pid, "rb") as stream:
-            return int(stream.read().split()[1]) * PAGE
-    except (OSError, ValueError, IndexError):
-        return None
+    def _warn(self, text: str) -> None:
+        if text not in self.warnings:
+            self.warnings.append(text)

@@ -62,7 +62,7 @@ class Service:
 
     def activity(self, state: UnitState) -> Activity:
         now = self.clock.now
-        return {(10, 1): Usage(self.cpu(now), self.read(now), self.memory(now))}
+        return Activity({(10, 1): Usage(self.cpu(now), self.read(now), self.memory(now))})
 
     def log(self, state: UnitState) -> t.List[t.Tuple[str, bool]]:
         return [(line, True) for line in self.lines(self.clock.now)]

@@ -18,8 +18,10 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _engines,
     _generation,
     _http,
+    _listening,
     _ownership,
     _processes,
+    _sockets,
     _systemd,
     _target,
 )
@@ -61,14 +63,14 @@ def judge(
     for one in own:
         owned.add(one, "cgroup", True)
     names = {"localhost": ["::1", "127.0.0.1"], "gpu1.example.com": ["127.0.1.1", "10.0.0.5"]}
-    found = [_target.Row(*row) for row in rows]
-    return _target.judge_listener(found, names.get(host, [host]), table, owned, lambda: activated)
+    found = [_listening.Row(*row) for row in rows]
+    return _listening.judge_listener(found, names.get(host, [host]), table, owned, lambda: activated)
 
 
 @pytest.fixture(autouse=True)
 def one_network(monkeypatch: pytest.MonkeyPatch) -> t.Dict[t.Any, int]:
     networks: t.Dict[t.Any, int] = {}
-    monkeypatch.setattr(_target, "_network", lambda pid: networks.get(pid, 7))
+    monkeypatch.setattr(_listening, "_network", lambda pid: networks.get(pid, 7))
     return networks
 
 
@@ -161,12 +163,12 @@ def test_who_shares_the_port_is_named() -> None:
     ],
 )
 def test_a_host_is_looked_for_at_its_addresses(host: str, addresses: t.List[str]) -> None:
-    assert _target.addresses_of(host) == addresses
+    assert _listening.addresses_of(host) == addresses
 
 
 def test_a_name_that_nobody_knows_is_one_sentence() -> None:
     with pytest.raises(ServingError) as caught:
-        _target.addresses_of("no-such-host.invalid")
+        _listening.addresses_of("no-such-host.invalid")
     assert caught.value.message.startswith('the host name "no-such-host.invalid" cannot be resolved: ')
 
 
@@ -180,7 +182,7 @@ def test_the_url_of_another_host_is_refused_for_a_unit_of_this_one(monkeypatch: 
     for host in (*own, "127.0.0.1", "127.0.1.1", "localhost", "[::1]", "0.0.0.0"):
         target("http://%s:8000" % host).check_here()
     # A name that leads to two hosts may lead to the wrong one.
-    monkeypatch.setattr(_target, "addresses_of", lambda host: ["127.0.0.1", "192.0.2.7"])
+    monkeypatch.setattr(_listening, "addresses_of", lambda host: ["127.0.0.1", "192.0.2.7"])
     with pytest.raises(UsageError):
         target("http://gpu1.example.com").check_here()
 
@@ -190,7 +192,7 @@ def test_silence_names_the_port_and_where_the_unit_listens_instead() -> None:
     owned.add(process(10, "engine"), "cgroup", True)
 
     def silence(*rows: t.Tuple[str, int, int]) -> str:
-        return _target._silence(8081, ["127.0.0.1"], [_target.Row(*row) for row in rows], owned)
+        return _listening.silence(8081, ["127.0.0.1"], [_listening.Row(*row) for row in rows], owned)
 
     assert silence(("0.0.0.0", 20, 22)) == "nothing listens on port 8081"
     assert silence(("0.0.0.0", 10, 8080)) == "nothing listens on port 8081; the unit listens on 8080"
@@ -206,10 +208,21 @@ def target(url: str) -> _target.HostTarget:
 
 
 def test_a_table_of_sockets_that_cannot_be_read_is_no_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(kind: str) -> t.NoReturn:
+    def fail(*arguments: t.Any) -> t.NoReturn:
         raise psutil.AccessDenied(1)
 
+    def refuse() -> t.NoReturn:
+        raise PermissionError(13, "Permission denied")
+
     monkeypatch.setattr(psutil, "net_connections", fail)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        url = "http://127.0.0.1:%d" % server.getsockname()[1]
+        found = target(url).listener(_systemd.UnitState("x.service"))
+        assert found.kind == "unexplained"
+        assert found.detail.startswith("who listens cannot be read: ")
+    monkeypatch.setattr(_sockets, "listening", refuse)
     found = target("http://127.0.0.1:9").listener(_systemd.UnitState("x.service"))
     assert found.kind == "unexplained"
     assert found.detail.startswith("who listens cannot be read: ")
@@ -266,5 +279,5 @@ def test_a_real_stranger_that_shares_the_port_of_the_unit_is_foreign(monkeypatch
 def test_a_socket_unit_explains_the_port_that_it_has(
     monkeypatch: pytest.MonkeyPatch, properties: t.Dict[t.Tuple[str, str], str], activated: bool
 ) -> None:
-    monkeypatch.setattr(_target, "_properties", lambda unit, name: properties.get((unit, name), ""))
-    assert _target._activated("x.service", 9) is activated
+    monkeypatch.setattr(_listening, "_properties", lambda unit, name: properties.get((unit, name), ""))
+    assert _listening.activated("x.service", 9) is activated
