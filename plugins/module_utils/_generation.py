@@ -10,14 +10,17 @@ import threading
 import typing as t
 import uuid
 from dataclasses import asdict, dataclass
+from urllib.parse import quote
 
-from . import _bounded, _http
-from ._engines import Profile
+from . import _answers, _bounded, _http
+from ._profile import Profile
 
 __all__ = ("DIRECT", "ROUTE", "Question", "Side", "judge", "overall", "probe", "same_model", "worst")
 
 DIRECT, ROUTE = "direct", "route"
 EXCERPT = 200
+# Where an answer counts no tokens, a few are asked for: the first one alone may decode to nothing.
+UNCOUNTED_TOKENS = 8
 FAILED_ENDS = ("error", "abort")  # ways to end that are no end of a generation
 # From harmless to grave; of several attempts the gravest is the verdict.
 GRAVITY = (
@@ -133,17 +136,21 @@ def _ask(url: str, question: Question, fetch: Fetch) -> Side:
     """Ask for a token; fall back where the server lacks an endpoint or does not know streaming."""
     model = question.model
     if model is None:
-        answer = fetch(_http.Request("GET", _http.join(url, question.profile.models)))
+        profile = question.profile
+        answer = fetch(_http.Request(profile.models_method, _http.join(url, profile.models)))
         bad = failure(answer)
         if bad is not None:
             return Side(bad[0], answer.url, status=answer.status, total=answer.elapsed, error=bad[1])
-        model = next(iter(listed_models(answer.body)), None)
+        listed = _answers.listed(profile, answer.body)
+        model = next((entry.name for entry in listed if entry.ready is not False), None)
     side = Side("misconfigured", url, error="no endpoint to ask")
     for kind, path in question.profile.endpoints:
         if question.endpoint not in ("auto", kind):
             continue
-        target = _http.join(url, path)
-        for stream in (True, False):
+        if model is None and "{model}" in path:
+            return Side("misconfigured", url, error="no model is ready, and the endpoint needs its name")
+        target = _http.join(url, path.replace("{model}", quote(model or "", safe="")))
+        for stream in (True, False) if kind != "generate" else (False,):
             answer = fetch(_http.Request("POST", target, _body(kind, model, question.prompt, stream), stream))
             side = judge(answer, kind, model)
             if answer.status not in (400, 415, 422):
@@ -156,6 +163,9 @@ def _ask(url: str, question: Question, fetch: Fetch) -> Side:
 def _body(kind: str, model: t.Optional[str], prompt: t.Optional[str], stream: bool) -> Reply:
     # A prompt that was never sent before: no cache on the way can answer it.
     text = prompt or "Probe %s: continue." % uuid.uuid4().hex
+    if kind == "generate":
+        # What a model does not know of these is handed to it as a parameter, and left alone.
+        return {"text_input": text, "max_tokens": UNCOUNTED_TOKENS, "exclude_input_in_output": True}
     body: Reply = {"max_tokens": 1, "temperature": 0}
     if model is not None:
         body["model"] = model
@@ -171,7 +181,13 @@ def _body(kind: str, model: t.Optional[str], prompt: t.Optional[str], stream: bo
 def _lacks_endpoint(answer: _http.Answer) -> bool:
     if answer.outcome != "answered" or answer.status not in (404, 405, 501):
         return False
-    return "model" not in answer.body.lower()
+    return not _speaks_of_model(answer)
+
+
+def _speaks_of_model(answer: _http.Answer) -> bool:
+    """Whether a refusal is about the model rather than the path. OVMS serves language models as graphs."""
+    text = answer.body.lower()
+    return "model" in text or "graph definition" in text
 
 
 def failure(answer: _http.Answer) -> t.Optional[t.Tuple[str, str]]:
@@ -194,8 +210,9 @@ def failure(answer: _http.Answer) -> t.Optional[t.Tuple[str, str]]:
         return "auth_error", "status %d: the API key is %s" % (status, "refused" if status == 401 else "not allowed to")
     if status == 429:
         return "busy", "status 429: %s" % _excerpt(answer)
-    if status == 404 and "model" in answer.body.lower() and not answer.html:
-        return "wrong_model", "status 404: %s" % _excerpt(answer)
+    unknown = status == 400 and "unknown model" in answer.body.lower()
+    if (unknown or (status == 404 and _speaks_of_model(answer))) and not answer.html:
+        return "wrong_model", "status %d: %s" % (status, _excerpt(answer))
     if status != 200:
         return "error_response", "status %d: %s" % (status, _excerpt(answer))
     if answer.html:
@@ -216,7 +233,7 @@ def judge(answer: _http.Answer, kind: str, model: t.Optional[str]) -> Side:
         if wrong:
             side.verdict, side.error, side.ttft = "error_response", "status 200 with an error: %s" % wrong, None
             return side
-        name = reply.get("model")
+        name = reply.get("model_name" if kind == "generate" else "model")
         side.model = name if name and isinstance(name, str) else side.model
         usage = reply.get("usage")
         count = usage.get("completion_tokens") if isinstance(usage, dict) else None
@@ -271,6 +288,8 @@ def _replies(answer: _http.Answer) -> t.List[t.Tuple[float, Reply]]:
 
 def _content(reply: Reply, kind: str) -> bool:
     """Whether a reply carries a token. The first one of a healthy engine may decode to an empty text."""
+    if kind == "generate":
+        return bool(reply.get("text_output"))
     for choice in _choices(reply):
         part = choice.get("delta") or choice.get("message")
         part = part if isinstance(part, dict) else {}

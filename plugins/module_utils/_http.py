@@ -90,10 +90,10 @@ class Answer:
 
 
 def join(base: str, path: str) -> str:
-    """The URL of an endpoint. A base that ends in /v1, as clients of OpenAI are given it, is understood too."""
+    """The URL of an endpoint. A base that ends in /v1 or /v3, as clients of OpenAI are given it, is understood too."""
     _check_url(base)
     base = base.rstrip("/")
-    if base.endswith("/v1") and path.startswith("/v1/"):
+    if base.endswith(("/v1", "/v3")) and re.match(r"/v\d/", path):
         base = base[: -len("/v1")]
     return base + path
 

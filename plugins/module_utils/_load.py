@@ -9,23 +9,37 @@ from __future__ import annotations
 import math
 import re
 import typing as t
+from urllib.parse import urlsplit
 
 from . import _http, _limits
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
-from ._engines import Profile
+from ._profile import Profile
 
-__all__ = ("IdleWait", "Load", "Reading", "drain", "load_of", "moved", "others", "parse", "read", "wait_idle")
+__all__ = [
+    "IdleWait",
+    "Load",
+    "Reading",
+    "drain",
+    "load_of",
+    "metrics_url",
+    "moved",
+    "others",
+    "parse",
+    "read",
+    "wait_idle",
+]
 
 Samples = t.Dict[str, t.List[float]]
 
 # Exposition format: NAME{labels} VALUE [timestamp]. A label value may hold braces and escaped quotes.
-SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z')
+SAMPLE = re.compile(r'([A-Za-z_:][\w:]*)(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)(?:\s+-?\d+)?\s*\Z')
+LABEL = re.compile(r'([A-Za-z_]\w*)="((?:[^"\\]|\\.)*)"')
 CONFIRMATIONS = 2
 LAST_PAUSE = 0.2  # before the look that confirms one at the very end
 LOOK = 10.0  # an engine in a long step may take seconds to answer for its metrics
-# The most that one request for one token can add: to the tokens generated, to the steps, to the tokens read in. A token
-# of a prompt has at least a byte, and what a chat template adds around it is short.
-OWN_TOKENS = 1
+# The most that one request of ours can add: to the tokens generated, to the steps, to the tokens read in. A token of a
+# prompt has at least a byte, and what a chat template adds around it is short.
+OWN_TOKENS, OWN_UNCOUNTED = 1, 8
 OWN_STEPS, STEP_BYTES = 4, 256
 TEMPLATE_TOKENS = 512
 
@@ -59,18 +73,20 @@ class Reading(t.NamedTuple):
 
 
 def parse(text: str) -> Samples:
-    """Every value of every metric. Lines that are not samples are left out."""
+    """Every value of every metric, also by each of its labels: ``name{label="value"}``. Other lines are left out."""
     samples: Samples = {}
     for line in text.splitlines():
         found = SAMPLE.match(line.strip())
         if found is None:
             continue
         try:
-            value = float(found.group(2))
+            value = float(found.group(3))
         except ValueError:
             continue
         if math.isfinite(value):
             samples.setdefault(found.group(1), []).append(value)
+            for label, content in LABEL.findall(found.group(2) or ""):
+                samples.setdefault('%s{%s="%s"}' % (found.group(1), label, content), []).append(value)
     return samples
 
 
@@ -80,7 +96,13 @@ def load_of(profile: Profile, samples: Samples) -> Load:
     def first(names: t.Tuple[str, ...]) -> t.Optional[t.List[float]]:
         return next((samples[name] for name in names if name in samples), None)
 
-    running, waiting, kv_use = first(profile.running), first(profile.waiting), first(profile.kv_use)
+    def gauge(names: t.Tuple[str, ...]) -> t.Optional[t.List[float]]:
+        found = first(names)
+        if profile.adds_up and found is not None:
+            return [value for name in names for value in samples.get(name, ())]
+        return [0.0] if found is None and names and profile.marker in samples else found
+
+    running, waiting, kv_use = gauge(profile.running), gauge(profile.waiting), first(profile.kv_use)
     return Load(
         running=None if running is None else sum(running),
         waiting=None if waiting is None else sum(waiting),
@@ -112,7 +134,8 @@ def others(
     """
     if before is None or after is None:
         return None
-    own = dict.fromkeys(profile.tokens, OWN_TOKENS)
+    uncounted = any(kind == "generate" for kind, _path in profile.endpoints)
+    own = dict.fromkeys(profile.tokens, OWN_UNCOUNTED if uncounted else OWN_TOKENS)
     own.update(dict.fromkeys(profile.steps, OWN_STEPS + prompt_bytes // STEP_BYTES))
     own.update(dict.fromkeys(profile.prompt_tokens, TEMPLATE_TOKENS + prompt_bytes))
     names = set(own) & set(before.tokens) & set(after.tokens)
@@ -143,16 +166,33 @@ def reading_of(profile: Profile, answer: _http.Answer) -> Reading:
     return Reading(load)
 
 
+def metrics_url(profile: Profile, url: str) -> t.Optional[str]:
+    """Where the metrics are, by the URL of the engine; None where there are none."""
+    if profile.metrics is None:
+        return None
+    joined = _http.join(url, profile.metrics)
+    if profile.metrics_port is None:
+        return joined
+    parts = urlsplit(joined)
+    host = "[%s]" % parts.hostname if ":" in (parts.hostname or "") else parts.hostname
+    # What stands before the path belongs to what serves the requests.
+    return "%s://%s:%d%s" % (parts.scheme, host, profile.metrics_port, profile.metrics)
+
+
 def read(profile: Profile, url: str, access: _http.Access, timeout: float) -> Reading:
     """One look at the metrics of an engine."""
-    if profile.metrics is not None:
-        return reading_of(profile, _http.fetch(_http.Request("GET", _http.join(url, profile.metrics)), access, timeout))
+    where = metrics_url(profile, url)
+    error = 'the engine profile "%s" knows no metrics' % profile.name
+    if where is not None:
+        answer = _http.fetch(_http.Request("GET", where), access, timeout)
+        if answer.outcome != "refused" or profile.metrics_port is None:
+            return reading_of(profile, answer)
+        error = "nothing answers at %s, although the engine runs" % where
     # Whether anything listens at all can still be told.
-    answer = _http.fetch(_http.Request("GET", _http.join(url, profile.models)), access, timeout)
+    answer = _http.fetch(_http.Request(profile.models_method, _http.join(url, profile.models)), access, timeout)
     if answer.outcome == "refused":
         return reading_of(profile, answer)
-    remedy = ": " + profile.metrics_remedy if profile.metrics_remedy else ""
-    return Reading(None, "unmeasured", 'the engine profile "%s" knows no metrics%s' % (profile.name, remedy))
+    return Reading(None, "unmeasured", error + (": " + profile.metrics_remedy if profile.metrics_remedy else ""))
 
 
 class IdleWait(t.NamedTuple):

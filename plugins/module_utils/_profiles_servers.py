@@ -70,9 +70,14 @@ TRITON = Profile(
     metrics="/metrics",
     metrics_port=8002,
     metrics_remedy="use a backend that counts what runs, such as vLLM's or TensorRT-LLM's, and --allow-metrics",
-    # Triton counts what waits; what runs is counted by some backends only.
+    # Triton counts what waits for a backend; what runs, and waits inside, is counted by some backends only.
     running=("vllm:num_requests_running", 'nv_trt_llm_request_metrics{request_type="active"}'),
-    waiting=("nv_inference_pending_request_count",),
+    waiting=(
+        "nv_inference_pending_request_count",
+        "vllm:num_requests_waiting",
+        'nv_trt_llm_request_metrics{request_type="waiting"}',
+    ),
+    adds_up=True,
     kv_use=("vllm:kv_cache_usage_perc", 'nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}'),
     tokens=("vllm:generation_tokens_total",),
     prompt_tokens=("vllm:prompt_tokens_total",),
