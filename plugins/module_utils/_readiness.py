@@ -2,52 +2,70 @@
 # GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""The ladder from "the unit is active" to "a token came back", and the verdict of a wait on it."""
+"""One wait for a model: its looks, the lives of its unit, and its verdict.
+
+A wait can be left between two looks and gone on with by another process, as if it had never been left.
+"""
 
 from __future__ import annotations
 
 import typing as t
 
-from . import _generation, _http
+from . import _causes
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
+from ._ladder import Ladder
 from ._progress import Progress
 from ._systemd import UnitState
-from ._tiers import TIERS, Ending, Options, Target, Tier
+from ._tiers import Ending, Options, Target, Tier
 
 __all__ = ("Wait",)
 
-CONFIRMATIONS = 2  # looks in a row that must say "wrong server"
-FAILURES = ("error_response", "empty_response", "misconfigured")
-FAILED_GENERATIONS = 3  # answers of that kind that make a wedge
 FIRST_PAUSE = 0.25
-GET_TIMEOUT = 5.0
+SLOWER = 1.5
 LAST_WORDS = 0.2
+LONGEST_NAP = 1.0  # between two questions whether to leave
 
 
 class Wait:
     """One wait. ``run`` returns when the tier is reached, or when it is known that it will not be."""
 
-    def __init__(self, target: Target, profile: Profile, options: Options, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        target: Target,
+        profile: Profile,
+        options: Options,
+        clock: Clock = SYSTEM_CLOCK,
+        start: t.Optional[float] = None,
+    ) -> None:
         options.check()
         self.target, self.profile, self.options = target, profile, options
-        self.deadline = Deadline(options.timeout, clock)
+        self.deadline = Deadline(options.timeout, clock, start)
         self.progress = Progress(profile, options.stall_timeout, self.deadline)
-        self.tiers = [Tier(name) for name in TIERS[: TIERS.index(options.tier) + 1]]
+        self.ladder = Ladder(target, profile, options, self.deadline, self.progress)
         self.restarts = 0
         self.state: t.Optional[UnitState] = None
-        self.side: t.Optional[_generation.Side] = None
-        self._model = options.model
-        self._doubts: t.Dict[str, int] = {}
-        self._failed = 0
-        self._proof: t.Optional[_generation.Side] = None  # of a wedge: an attempt that had all its time
         self._looks = 0
+        self._observed = float("-inf")
+        self._pause = FIRST_PAUSE
+        self._next = clock.monotonic()  # when the next whole look is due
 
-    def run(self, tick: t.Callable[[], None] = lambda: None, once: bool = False) -> Ending:
-        """Look until there is a verdict. ``once`` looks a single time, for check mode."""
-        pause = FIRST_PAUSE
+    def run(
+        self,
+        tick: t.Callable[[], None] = lambda: None,
+        once: bool = False,
+        leave: t.Callable[[], bool] = lambda: False,
+    ) -> t.Optional[Ending]:
+        """Look until there is a verdict. ``once`` looks a single time, for check mode.
+
+        ``tick`` is called all the time. ``leave`` is asked between looks: when it agrees, there is no ending, and
+        :meth:`save` has what another process needs to go on.
+        """
         while True:
+            if not once and not self._sleep(tick, leave):
+                return None
             tick()
+            reached = self.ladder.reached
             ending = self._look(tick)
             if ending is None and not once:
                 ending = self._stalled()
@@ -55,17 +73,35 @@ class Wait:
                 ending = self._out_of_time()
             if ending is not None:
                 ending.cause = self.progress.cause
-                if ending.cause is None and ending.verdict in ("dead", "restart_loop"):
-                    ending.cause = self.progress.last_cause
+                if ending.verdict in ("dead", "restart_loop"):
+                    ending.cause = self._known()
                 return ending
-            self.deadline.sleep(min(pause, self.options.interval))
-            pause *= 1.5
+            self._plan(climbed=self.ladder.reached != reached)
+
+    @property
+    def tiers(self) -> t.List[Tier]:
+        return self.ladder.tiers
 
     @property
     def reached(self) -> str:
         """The highest tier reached, empty below the first."""
-        names = [tier.name for tier in self.tiers if tier.reached]
-        return names[-1] if names else ""
+        return self.ladder.reached
+
+    def live(self) -> t.Dict[str, t.Any]:
+        """Where the wait stands, in the words of the answer, for people who watch."""
+        missing = self.ladder.missing
+        return {
+            "phase": self.progress.phase,
+            "percent": self.progress.percent,
+            "tier_reached": self.ladder.reached,
+            "missing": "" if missing is None else missing.name,
+            "restarts": self.restarts,
+            "memory": self.progress.memory if self.progress.gpu_memory is None else self.progress.gpu_memory,
+            "moved": None if self.state is None else round(self.progress.window.age, 1),
+            "stall_timeout": self.options.stall_timeout,
+            "timeout": self.options.timeout,
+            "elapsed": round(self.deadline.elapsed, 1),
+        }
 
     def as_dict(self, ending: Ending) -> t.Dict[str, t.Any]:
         """The answer of a wait that ended so."""
@@ -84,20 +120,11 @@ class Wait:
             "elapsed": round(self.deadline.elapsed, 3),
         }
 
-    def _look(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
-        ending = self._unit()
-        if ending is None:
-            ending = self._climb(tick)
-        # A service that is ready at the first look is not read up on: nobody asks how it got there.
-        self._looks += 1
-        if ending is None or ending.verdict != "ready" or self._looks > 1:
-            self.observe()
-        return ending
-
     def observe(self) -> None:
         """Take in what moved since the last look."""
         if self.state is None:
             return
+        self._observed = self.deadline.clock.monotonic()
         for line, own in self.target.log(self.state):
             if own:
                 self.progress.line(line)
@@ -105,13 +132,53 @@ class Wait:
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))
 
+    # Looks
+
+    def _sleep(self, tick: t.Callable[[], None], leave: t.Callable[[], bool]) -> bool:
+        """Sleep until a look is due, or a cheap sign asks for one; says no when the wait is left instead."""
+        clock = self.deadline.clock
+        while True:
+            left = self._next - clock.monotonic()
+            if left <= 0:
+                return True
+            if leave():
+                return False
+            tick()
+            clock.sleep(min(left, self.ladder.pause or LONGEST_NAP))
+            if self.ladder.stirs():
+                return True
+
+    def _plan(self, climbed: bool) -> None:
+        """When to look next: never later than the moment at which the time or the stall window is over."""
+        if climbed:
+            self._pause = FIRST_PAUSE
+        pause = min(self._pause, self.options.interval, self.deadline.remaining)
+        if self.state is not None:
+            pause = min(pause, self.progress.window.remaining)
+        self._pause *= SLOWER
+        self._next = self.deadline.clock.monotonic() + pause
+
+    def _look(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
+        def watch() -> None:
+            tick()
+            if self.deadline.clock.monotonic() - self._observed >= self.options.interval:
+                self.observe()
+
+        ending = self._unit()
+        if ending is None:
+            ending = self.ladder.climb(self.state, watch, lambda: None if self.state is None else self._unit())
+        # A service that is ready at the first look is not read up on: nobody asks how it got there.
+        self._looks += 1
+        if ending is None or ending.verdict != "ready" or self._looks > 1:
+            self.observe()
+        return ending
+
     # The unit
 
     def _unit(self) -> t.Optional[Ending]:
         state, before = self.target.unit(), self.state
         if state is None:
-            for tier in self.tiers[:2]:
-                tier.reached, tier.detail = None, "not judged without a unit"
+            self.ladder.without_unit()
             return None
         self.state = state
         name = state.name
@@ -120,8 +187,10 @@ class Wait:
         if before is not None:
             self._count_restarts(before, state)
         if self.restarts >= self.options.max_restarts:
-            why = self._why()
-            return Ending("restart_loop", 'the unit "%s" was restarted %d times: %s' % (name, self.restarts, why))
+            if state.active_state == "failed":
+                self._last_words()
+            times = "once" if self.restarts == 1 else "%d times" % self.restarts
+            return Ending("restart_loop", 'the unit "%s" was restarted %s: %s' % (name, times, self._why()))
         if state.active_state == "failed":
             self._last_words()
             again = ", and systemd gave up after %d restarts" % state.n_restarts if state.n_restarts else ""
@@ -132,7 +201,9 @@ class Wait:
             return Ending("dead", 'the unit "%s" is inactive%s, and nothing is about to start it' % (name, masked))
         runs = state.active_state in ("active", "reloading", "refreshing") or state.sub_state == "start-post"
         detail = "%s (%s)" % (state.active_state, state.sub_state)
-        self._mark("unit", runs, detail if not state.main_pid else "%s, main process %d" % (detail, state.main_pid))
+        if state.main_pid:
+            detail += ", main process %d" % state.main_pid
+        self.ladder.mark("unit", runs, detail)
         return None
 
     def _count_restarts(self, before: UnitState, state: UnitState) -> None:
@@ -143,23 +214,23 @@ class Wait:
         self.observe()
         self.restarts += max(restarted, 1)
         self.progress.new_life()
-        self._doubts.clear()
-        self._failed, self.side, self._proof = 0, None, None
-        for tier in self.tiers:
-            tier.reached, tier.at, tier.detail = False, None, ""
+        self.ladder.new_life()
 
     def _last_words(self) -> None:
         """What a dying process wrote reaches the journal a moment after its death reaches systemd."""
         self.deadline.clock.sleep(LAST_WORDS)
         self.observe()
 
+    def _known(self) -> t.Optional[_causes.Cause]:
+        """The most telling cause of this life and of the ones before."""
+        return _causes.better(self.progress.cause, self.progress.last_cause)
+
     def _why(self) -> str:
         """The cause of an end, from the log or else from what systemd says."""
-        state = self.state
+        state, known = self.state, self._known()
         assert state is not None
-        known = self.progress.cause or self.progress.last_cause
         if known is not None:
-            return known["line"]
+            return str(known["line"])
         if state.result == "oom-kill":
             kind, text = "host_out_of_memory", "the kernel ended it because the host ran out of memory"
         elif state.exec_main_code in (2, 3):
@@ -173,148 +244,6 @@ class Wait:
         self.progress.cause = {"kind": kind, "line": line or text}
         return text
 
-    # The tiers above it
-
-    def _climb(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
-        steps: t.Dict[str, t.Callable[[], t.Optional[Ending]]] = {
-            "listener": self._listener,
-            "health": self._health,
-            "model": self._models,
-            "generation": lambda: self._generation(tick),
-        }
-        for tier in self.tiers:
-            if tier.reached is False and tier.name in steps:
-                ending = steps[tier.name]()
-                if ending is not None:
-                    return ending
-            if tier.reached is False:
-                return None
-        return Ending("ready", 'the service is ready: the tier "%s" is reached' % self.options.tier)
-
-    def _listener(self) -> t.Optional[Ending]:
-        assert self.state is not None
-        found = self.target.listener(self.state)
-        if found.kind == "foreign":
-            return self._doubt(
-                "listener", "wrong_server", "the port belongs to another process than the unit's: %s" % found.detail
-            )
-        self._sure("listener")
-        reached, detail = found.kind in ("owned", "forwarder"), found.detail
-        if found.kind in ("none", "translated"):
-            # Kernel address translation listens nowhere, and answers all the same.
-            if self._get(self.profile.health or self.profile.models).status is None:
-                detail = found.silence
-            else:
-                reached = found.kind == "translated"
-                detail = "it answers, although no process of this host listens: " + (
-                    found.detail or "nothing shows that it is the unit's"
-                )
-        self._mark("listener", reached, detail)
-        return None
-
-    def _health(self) -> t.Optional[Ending]:
-        answer = self._get(self.profile.health or self.profile.models)
-        ending = self._not_the_engine("health", answer)
-        if ending is not None or answer.outcome != "answered" or answer.html:
-            return ending
-        self._sure("health")
-        self._mark("health", answer.status == 200, "status %d" % (answer.status or 0))
-        return None
-
-    def _models(self) -> t.Optional[Ending]:
-        answer = self._get(self.profile.models)
-        ending = self._not_the_engine("model", answer)
-        if ending is not None or answer.outcome != "answered" or answer.html:
-            return ending
-        if answer.status != 200:
-            self._sure("model")
-            self._mark("model", False, "status %d" % (answer.status or 0))
-            return None
-        listed = _generation.listed_models(answer.body)
-        owners = _owners(answer.body)
-        if self.profile.owned_by and owners and self.profile.owned_by not in owners:
-            msg = 'another server answers: its models belong to "%s", not to %s' % (owners[0], self.profile.title)
-            return self._doubt("model", "wrong_server", msg)
-        wanted = self.options.model
-        if not listed or (wanted is not None and wanted not in listed):
-            names = ", ".join('"%s"' % name for name in listed) or "none"
-            msg = 'the model "%s" is not listed: there are %s' % (wanted, names) if wanted else "no model is listed"
-            if listed and self.profile.models_static:
-                return self._doubt("model", "wrong_server", msg)
-            self._sure("model")
-            self._mark("model", False, msg)
-            return None
-        self._sure("model")
-        self._model = wanted or listed[0]
-        self._mark("model", True, 'lists "%s"' % self._model)
-        return None
-
-    def _generation(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
-        limit = max(0.1, self.deadline.clamp(self.options.generation_timeout))
-
-        def watch() -> None:
-            tick()
-            self.observe()
-
-        side = self.side = self.target.generate(self._model, limit, watch)
-        if side.verdict in ("ok", "slow"):
-            self._mark("generation", True, "a token after %.2f s" % (side.ttft or 0.0))
-            # A token from a life that ended meanwhile proves nothing about this one.
-            return None if self.state is None else self._unit()
-        self._mark("generation", False, "%s: %s" % (side.verdict, side.error))
-        if side.verdict in ("auth_error", "wrong_model"):
-            verdict = "auth_error" if side.verdict == "auth_error" else "wrong_server"
-            return Ending(verdict, "the engine does not generate: %s" % side.error)
-        failed = side.verdict in FAILURES and side.status not in (None, 429, 503)
-        full = limit >= self.options.generation_timeout
-        if full or not (failed or side.verdict == "wedged"):
-            self._proof = side if failed or side.verdict == "wedged" else None
-        self._failed = self._failed + 1 if failed else self._failed
-        quiet = side.verdict == "wedged" and full and self.progress.window.age >= limit - 1.0
-        return self._wedged() if self._listed() and (quiet or self._failed >= FAILED_GENERATIONS) else None
-
-    def _wedged(self) -> Ending:
-        assert self.side is not None
-        return Ending("wedged", "the engine lists its model, but it does not generate: %s" % self.side.error)
-
-    def _listed(self) -> bool:
-        return any(tier.name == "model" and tier.reached for tier in self.tiers)
-
-    def _get(self, path: str) -> _http.Answer:
-        return self.target.get(path, max(0.1, self.deadline.clamp(GET_TIMEOUT)))
-
-    def _not_the_engine(self, tier: str, answer: _http.Answer) -> t.Optional[Ending]:
-        """What a GET says of the server as such, rather than of how far it has come."""
-        if answer.outcome != "answered":
-            self._mark(tier, False, answer.error)
-            if answer.outcome in ("tls", "redirected", "too_large"):
-                return self._doubt(tier, "wrong_server", "%s: %s" % (answer.url, answer.error))
-            self._sure(tier)
-            return None
-        if answer.status in (401, 403):
-            msg = "%s answers with status %d: the API key is refused" % (answer.url, answer.status)
-            return Ending("auth_error", msg)
-        if answer.html and answer.status == 200:
-            return self._doubt(tier, "wrong_server", "%s answers with an HTML page: it is another program" % answer.url)
-        return None
-
-    def _mark(self, name: str, reached: bool, detail: str) -> None:
-        for tier in self.tiers:
-            if tier.name == name:
-                if reached and not tier.reached:
-                    tier.at = round(self.deadline.elapsed, 3)
-                    self.progress.moved("tier")
-                tier.reached, tier.detail = reached, detail
-
-    def _doubt(self, tier: str, verdict: str, msg: str) -> t.Optional[Ending]:
-        """Evidence that must be seen twice in a row: at a hand-over the last look of the old server is normal."""
-        self._mark(tier, False, msg)
-        self._doubts[tier] = self._doubts.get(tier, 0) + 1
-        return Ending(verdict, msg) if self._doubts[tier] >= CONFIRMATIONS else None
-
-    def _sure(self, tier: str) -> None:
-        self._doubts.pop(tier, None)
-
     # Verdicts without an event
 
     def _stalled(self) -> t.Optional[Ending]:
@@ -322,33 +251,53 @@ class Wait:
         if self.state is None or not self.progress.window.stalled:
             return None
         text = "for %.0f s nothing moved: %s" % (self.progress.window.age, self._missing())
-        if self._proof is not None and self._listed():
+        if self.ladder.proof is not None and self.ladder.listed:
             return Ending("wedged", "the engine lists its model, but " + text)
         return Ending("stalled", text)
 
     def _out_of_time(self) -> Ending:
         seconds = round(self.deadline.elapsed, 1)
-        if self._proof is not None and self._listed():
-            return self._wedged()
-        if self._doubts:
-            return Ending("wrong_server", self._missing())
+        if self.ladder.proof is not None and self.ladder.listed:
+            return self.ladder.wedged()
+        if self.ladder.doubt:
+            return Ending(self.ladder.doubt, self.ladder.why())
         if self.state is None:
             text = "not ready after %g s, and without a unit it cannot be told whether it moves: %s"
-            return Ending("stalled", text % (seconds, self._missing()))
+            return Ending("stalled", text % (seconds, self.ladder.why()))
         age = self.progress.window.age
         text = "not ready after %g s, but something moved %.0f s ago: %s"
         return Ending("progressing", text % (seconds, age, self._missing()))
 
     def _missing(self) -> str:
-        """The first tier that was not reached, in words."""
-        for tier in self.tiers:
-            if tier.reached is False:
-                return 'the tier "%s" is not reached%s' % (tier.name, ": " + tier.detail if tier.detail else "")
-        return "every tier is reached"
+        assert self.state is not None
+        self.ladder.explain(self.state)
+        return self.ladder.why()
 
+    # Another process goes on
 
-def _owners(body: str) -> t.List[str]:
-    try:
-        return [row["owned_by"] for row in _http.loads(body)["data"] if isinstance(row["owned_by"], str)]
-    except (KeyError, TypeError):
-        return []
+    def save(self) -> t.Dict[str, t.Any]:
+        state = self.state
+        return {
+            "start": self.deadline.start,
+            "next": self._next,
+            "pause": self._pause,
+            "looks": self._looks,
+            "restarts": self.restarts,
+            "unit": None if state is None else [state.name, state.n_restarts, state.invocation_id, state.main_pid],
+            "ladder": self.ladder.save(),
+            "progress": self.progress.save(),
+            "target": self.target.save(),
+        }
+
+    def restore(self, saved: t.Mapping[str, t.Any]) -> None:
+        """Go on where another process has left the wait; the deadline was given when this one was made."""
+        self._next, self._pause, self._looks = saved["next"], saved["pause"], saved["looks"]
+        self.restarts = saved["restarts"]
+        if saved["unit"] is not None:
+            name, n_restarts, invocation_id, main_pid = saved["unit"]
+            self.state = UnitState(
+                name=name, n_restarts=n_restarts, invocation_id=invocation_id, main_pid=main_pid, load_state="loaded"
+            )
+        self.ladder.restore(saved["ladder"])
+        self.progress.restore(saved["progress"])
+        self.target.restore(saved["target"])

@@ -10,6 +10,7 @@ import typing as t
 from dataclasses import dataclass, field
 
 from . import _generation, _http, _limits
+from ._errors import UsageError
 from ._progress import Activity
 from ._systemd import UnitState
 
@@ -35,6 +36,9 @@ class Listener(t.NamedTuple):
 class Target(t.Protocol):
     """The service that is waited for, as the host shows it."""
 
+    # What could not be seen, each said once.
+    warnings: t.List[str]
+
     def unit(self) -> t.Optional[UnitState]:
         """The state of the unit, or None when there is only a URL."""
 
@@ -47,11 +51,23 @@ class Target(t.Protocol):
     def listener(self, state: UnitState) -> Listener:
         """Who listens on the port."""
 
-    def get(self, path: str, timeout: float) -> _http.Answer:
+    def knock(self) -> bool:
+        """Whether a connection to the port is taken. Costs next to nothing, and never waits long."""
+
+    def peek(self, path: str) -> t.Optional[int]:
+        """The status that a GET answers with at once; None without one. Costs little, and never waits long."""
+
+    def get(self, path: str, timeout: float, method: str = "GET") -> _http.Answer:
         """Ask the engine."""
 
     def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> _generation.Side:
         """Ask the engine for one token."""
+
+    def save(self) -> t.Dict[str, t.Any]:
+        """What another process needs to go on from here."""
+
+    def restore(self, saved: t.Mapping[str, t.Any]) -> None:
+        """Go on from what another process has saved."""
 
 
 class Options(t.NamedTuple):
@@ -66,6 +82,8 @@ class Options(t.NamedTuple):
     stall_timeout: float = 300.0
 
     def check(self) -> None:
+        if self.tier not in TIERS:
+            raise UsageError('the tier "%s" is not known: use one of %s' % (self.tier, ", ".join(TIERS)))
         _limits.at_least(1, max_restarts=self.max_restarts)
         _limits.more_than_zero(
             timeout=self.timeout,
@@ -89,4 +107,4 @@ class Ending:
 
     verdict: str
     msg: str
-    cause: t.Optional[t.Dict[str, str]] = field(default=None)
+    cause: t.Optional[t.Dict[str, t.Any]] = field(default=None)

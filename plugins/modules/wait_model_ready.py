@@ -19,9 +19,14 @@ description:
     socket unit, counts only when the unit runs a container client, has a process in a network of its own, or is started
     by that socket unit. Otherwise C(listener) is not reached, and its detail says what was seen. A unit that leaves its
     container to a daemon shows nothing of that kind, so wait for its O(url) without O(unit).
-  - Movement is a log line that was not there before, a growing percentage, processor time, bytes read or memory of the
-    processes of the unit. A line that repeats with another number or time is none. GPU utilisation is not looked at.
+  - Movement is a log line that was not there before, a growing percentage, or what the processes of the unit use of
+    processor time, reads, memory, GPU memory and network. A line that repeats with another number or time is none. GPU
+    utilisation is not looked at.
   - A unit that is dead, or is restarted again and again, is reported at once, with the line of the log that tells why.
+  - "Where the wait stands is shown while it lasts, one line for each change, such as
+    C(gpu03 qwen: loading weights 63 % · 71204 MiB · 4 m 12 s, moved 2 s ago). For that the wait is cut into slices of
+    some seconds each, and what one slice has seen the next one knows. A connection that is lost meanwhile is made
+    again, and the wait goes on; see O(reconnect_timeout). With C(async) the wait is one call, and nothing is shown."
   - Nothing is changed. In check mode the service is looked at once, and not waited for.
 requirements:
   - requests and psutil on the managed host. The role P(gpuops.serving.host_agent#role) installs them.
@@ -48,9 +53,21 @@ options:
   engine:
     description: The profile of the engine. Default is that of O(service), else V(openai).
     type: str
-    choices: [llama_cpp, vllm, sglang, openai]
+    choices: [llama_cpp, vllm, sglang, ovms, triton, tgi, ollama, openai]
   model:
     description: The model that must be listed. Default is that of O(service), else any.
+    type: str
+  gpus:
+    description:
+      - The GPUs of the service, by index, UUID or PCI address. Their memory is watched for movement, and when the start
+        runs out of it, RV(cause.holders) names who else holds them.
+      - Default is that of O(service), else all. An empty list means that none is looked at.
+    type: list
+    elements: str
+  log_path:
+    description:
+      - A file that the engine writes its log to, where that is not the journal. It may appear later, and be rotated.
+      - Default is that of O(service), else the journal is read.
     type: str
   tier:
     description: The tier to reach.
@@ -66,6 +83,7 @@ options:
     description:
       - Seconds without any movement after which the start counts as stalled.
       - Default is the C(stall_timeout) of O(service), else V(300).
+      - A value above O(timeout) is refused.
     type: float
   generation_timeout:
     description:
@@ -78,9 +96,26 @@ options:
     type: int
     default: 3
   interval:
-    description: Seconds between two looks. The first ones follow each other faster.
+    description:
+      - Seconds between two looks at everything. The first ones follow each other faster.
+      - Whether the port opens, or the engine answers otherwise than before, is seen within a fraction of a second,
+        whatever the interval.
     type: float
     default: 1
+  progress:
+    description:
+      - Show lines while it lasts. They go to the standard error where a program reads the standard output.
+      - Nothing is shown in check mode, with C(async), and with C(no_log) on the task.
+    type: bool
+    default: true
+  reconnect_timeout:
+    description:
+      - Seconds for which a lost connection to the host is made again, counted from its last answer. Then the host is
+        unreachable. The wait on the host keeps to O(timeout) in any case.
+      - Without C(ServerAliveInterval) in the arguments of SSH, a connection that is cut in silence is not known to be
+        lost. C(-o ServerAliveInterval=3 -o ServerAliveCountMax=2 -o ConnectTimeout=3) shows it after 8 s.
+    type: float
+    default: 60
   run_id:
     description: The run that holds the lease of O(service). With it, the lease is renewed while the wait lasts.
     type: str
@@ -88,6 +123,9 @@ options:
     description: Do not fail the task, whatever the verdict; RV(ok) tells.
     type: bool
     default: false
+  resume:
+    description: How the controller asks for one slice of the wait. Never set it.
+    type: str
 seealso:
   - module: gpuops.serving.service_start
   - module: gpuops.serving.route_probe
@@ -174,8 +212,8 @@ percent:
   sample: 62.5
 movement:
   description:
-    - Seconds since each sign last moved, of C(log), C(percent), C(cpu), C(io), C(memory), C(tier) and C(restart).
-      A sign that never moved is not there.
+    - Seconds since each sign last moved, of C(log), C(percent), C(cpu), C(io), C(memory), C(gpu_memory), C(network),
+      C(tier) and C(restart). A sign that never moved is not there.
   type: dict
   returned: always
   sample: {"cpu": 0.4, "log": 31.2}
@@ -191,14 +229,27 @@ cause:
   contains:
     kind:
       description:
-        - V(gpu_out_of_memory), V(port_in_use), V(driver_mismatch), V(model_not_found), V(host_out_of_memory),
-          V(bad_arguments), V(permission_denied), V(child_failed), V(killed) or V(exited).
+        - V(gpu_out_of_memory), V(host_out_of_memory), V(port_in_use), V(driver_mismatch), V(gpu_missing), V(gpu_error),
+          V(disk_full), V(too_many_files), V(model_not_found), V(model_access_denied), V(model_corrupt),
+          V(model_unsupported), V(library_missing), V(bad_arguments), V(communication_failed), V(watchdog),
+          V(permission_denied), V(warmup_failed), V(model_failed), V(child_failed), V(killed) or V(exited).
       type: str
       sample: gpu_out_of_memory
     line:
       description: The line that says so.
       type: str
       sample: "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 42.97 GiB."
+    figures:
+      description: In MiB, as far as the line tells them, what was C(free_mib), C(wanted_mib) and there (C(total_mib)).
+      type: dict
+      returned: when memory of a GPU ran out and the line tells any
+      sample: {"free_mib": 3170.3, "total_mib": 81559.0, "wanted_mib": 73403.1}
+    holders:
+      description: Who else holds the GPUs, at the end of the wait.
+      type: list
+      elements: str
+      returned: when memory of a GPU ran out
+      sample: ['process 4711 "python3" (user qwen, unit old.service) holds 78102 MiB on GPU 0']
 log_tail:
   description: The last lines of the unit's log, as far as it was read. Empty after a wait that was ready at once.
   type: list
@@ -215,37 +266,12 @@ elapsed:
   sample: 14.207
 """
 
-from ansible_collections.gpuops.serving.plugins.module_utils import (
-    _ansible,
-    _engines,
-    _generation,
-    _http,
-    _lease,
-    _selection,
-)
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
-from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
-from ansible_collections.gpuops.serving.plugins.module_utils._target import HostTarget
-from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Options
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _waiting
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
-    params = ctx.params
-    if not params["url"]:
-        raise UsageError('there is nothing to wait for: give "url", or a service whose definition has one')
-    _http.join(params["url"], "/")
-    profile = _engines.get(params["engine"])
-    access = _http.check(
-        _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
-    )
-    mark_gid = _selection.mark_of(params["service"], params["unit"], params.get("definition") or {})
-    target = HostTarget(params["unit"], params["url"], _generation.Question(profile), access, mark_gid)
-    given = {name: params[name] for name in Options._fields if params[name] is not None}
-    if params["unit"]:
-        target.check_here()
-    wait = Wait(target, profile, Options(**given))
-    keep = _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"])
-    return wait.as_dict(wait.run(keep, once=ctx.check_mode))
+    keep = _lease.keeper(ctx.params["service"], None if ctx.check_mode else ctx.params["run_id"])
+    return _waiting.run(ctx.params, ctx.check_mode, keep, ctx.warn)
 
 
 def main() -> None:
@@ -255,8 +281,14 @@ def main() -> None:
             **_ansible.http_spec(),
             "unit": {"type": "str"},
             "url": {"type": "str"},
-            "engine": {"type": "str", "choices": ["llama_cpp", "vllm", "sglang", "openai"]},
+            "engine": {
+                "type": "str",
+                "choices": ["llama_cpp", "ollama", "openai", "ovms", "sglang", "tgi", "triton", "vllm"],
+            },
+            "profile": {"type": "dict"},
             "model": {"type": "str"},
+            "gpus": {"type": "list", "elements": "str"},
+            "log_path": {"type": "str"},
             "tier": {
                 "type": "str",
                 "choices": ["unit", "listener", "health", "model", "generation"],
@@ -267,18 +299,15 @@ def main() -> None:
             "generation_timeout": {"type": "float", "default": 60},
             "max_restarts": {"type": "int", "default": 3},
             "interval": {"type": "float", "default": 1},
+            "progress": {"type": "bool", "default": True},
+            "reconnect_timeout": {"type": "float", "default": 60},
             "run_id": {"type": "str"},
             "report_only": {"type": "bool", "default": False},
+            # A token is long and of no use to anybody: not in the host's log, either.
+            "resume": {"type": "str", "no_log": True},
         },
         body,
-        fill={
-            "unit": "unit",
-            "url": "url",
-            "engine": "engine",
-            "model": "model",
-            "timeout": "ready_timeout",
-            "stall_timeout": "stall_timeout",
-        },
+        fill=_waiting.FILL,
         requires=("requests", "psutil"),
     )
 

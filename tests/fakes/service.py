@@ -56,6 +56,8 @@ class Service:
         self.token: t.Callable[[float], Side] = lambda now: Side("ok", ttft=0.1)
         self.token_takes = 0.1
         self.asked: t.List[t.Optional[str]] = []
+        self.listener_looks = 0
+        self.warnings: t.List[str] = []
 
     def unit(self) -> t.Optional[UnitState]:
         return self.state(self.clock.now)
@@ -68,9 +70,23 @@ class Service:
         return [(line, True) for line in self.lines(self.clock.now)]
 
     def listener(self, state: UnitState) -> Listener:
+        self.listener_looks += 1
         return self.port(self.clock.now)
 
-    def get(self, path: str, timeout: float) -> _http.Answer:
+    def knock(self) -> bool:
+        now = self.clock.now
+        return self.port(now).kind not in ("none", "translated") or self.health(now).status is not None
+
+    def peek(self, path: str) -> t.Optional[int]:
+        return self.get(path, 0.25).status
+
+    def save(self) -> t.Dict[str, t.Any]:
+        return {}
+
+    def restore(self, saved: t.Mapping[str, t.Any]) -> None:
+        pass
+
+    def get(self, path: str, timeout: float, method: str = "GET") -> _http.Answer:
         return (self.models if path == "/v1/models" else self.health)(self.clock.now)
 
     def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> Side:

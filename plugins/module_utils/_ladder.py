@@ -1,0 +1,339 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The ladder from "the unit is active" to "a token came back": which tiers are reached, and what speaks against it."""
+
+from __future__ import annotations
+
+import typing as t
+
+from . import _engines, _generation, _http
+from ._deadline import Deadline
+from ._engines import Profile
+from ._progress import Progress
+from ._systemd import UnitState
+from ._tiers import TIERS, Ending, Options, Target, Tier
+
+__all__ = ("Ladder",)
+
+CONFIRMATIONS = 2  # looks in a row that must say "wrong server"
+FAILURES = ("error_response", "empty_response", "misconfigured")
+FAILED_GENERATIONS = 3  # answers of that kind that make a wedge
+GET_TIMEOUT = 5.0
+# A port that opens late is the last step of a load; one that is open early is asked less often after a while.
+KNOCKS, PEEKS, LATER_PEEKS, LATER = 0.1, 0.2, 0.5, 30.0
+NOBODY = ("none", "translated")
+
+
+class Ladder:
+    """The tiers of one wait."""
+
+    def __init__(
+        self, target: Target, profile: Profile, options: Options, deadline: Deadline, progress: Progress
+    ) -> None:
+        self.target, self.profile, self.options = target, profile, options
+        self.deadline, self.progress = deadline, progress
+        self.tiers = [Tier(name) for name in TIERS[: TIERS.index(options.tier) + 1]]
+        self.model = options.model
+        self._doubts: t.Dict[str, t.Tuple[str, int]] = {}
+        self.side: t.Optional[_generation.Side] = None
+        self.proof: t.Optional[_generation.Side] = None  # of a wedge: an attempt that had all its time
+        self._failed = 0
+        self._silence = ""  # what there is to say as long as nobody listens
+        self._answered = True  # the last GET, if there was one
+        self._heard: t.Optional[bool] = None
+        self._peeked: t.Optional[int] = None
+        self._changed = deadline.start  # when the first tier that is missing became it
+
+    # What others ask of it
+
+    @property
+    def reached(self) -> str:
+        """The highest tier reached, empty below the first."""
+        names = [tier.name for tier in self.tiers if tier.reached]
+        return names[-1] if names else ""
+
+    @property
+    def missing(self) -> t.Optional[Tier]:
+        """The first tier that is not reached."""
+        return next((tier for tier in self.tiers if tier.reached is False), None)
+
+    @property
+    def listed(self) -> bool:
+        return any(tier.name == "model" and tier.reached for tier in self.tiers)
+
+    @property
+    def doubt(self) -> str:
+        """The verdict that one look speaks for and no second one has confirmed; empty without such a look."""
+        return next((verdict for verdict, _looks in self._doubts.values()), "")
+
+    def why(self) -> str:
+        """The first tier that is not reached, in words."""
+        tier = self.missing
+        if tier is None:
+            return "every tier is reached"
+        return 'the tier "%s" is not reached%s' % (tier.name, ": " + tier.detail if tier.detail else "")
+
+    def wedged(self) -> Ending:
+        assert self.side is not None
+        return Ending("wedged", "the engine lists its model, but it does not generate: %s" % self.side.error)
+
+    def new_life(self) -> None:
+        """The unit was started again, so nothing of what was seen holds any more."""
+        self._doubts.clear()
+        self._failed, self.side, self.proof = 0, None, None
+        self._silence, self._answered, self._heard, self._peeked = "", True, None, None
+        for tier in self.tiers:
+            tier.reached, tier.at, tier.detail = False, None, ""
+
+    def mark(self, name: str, reached: bool, detail: str) -> None:
+        for tier in self.tiers:
+            if tier.name == name:
+                if reached and not tier.reached:
+                    tier.at = round(self.deadline.elapsed, 3)
+                    self._changed = self.deadline.clock.monotonic()
+                    self.progress.moved("tier")
+                tier.reached, tier.detail = reached, detail
+
+    def without_unit(self) -> None:
+        for tier in self.tiers[:2]:
+            tier.reached, tier.detail = None, "not judged without a unit"
+
+    # Between two looks
+
+    @property
+    def pause(self) -> float:
+        """Seconds until :meth:`stirs` is worth asking again; 0 when only a whole look can tell more."""
+        tier = self.missing
+        if tier is None or tier.name in ("unit", "generation"):
+            return 0.0
+        if self._silent:
+            return KNOCKS
+        return PEEKS if self.deadline.clock.monotonic() - self._changed < LATER else LATER_PEEKS
+
+    def stirs(self) -> bool:
+        """Whether a whole look may find more than the last one did, by signs that cost next to nothing."""
+        tier = self.missing
+        if tier is None or tier.name in ("unit", "generation"):
+            return False
+        if self._silent:
+            heard, before = self.target.knock(), self._heard
+            self._heard = heard
+            return heard and before is not True
+        if tier.name == "listener":
+            return False
+        path = self.profile.models if tier.name == "model" else self._health_path
+        if tier.name == "model" and self.profile.models_method != "GET":
+            return False
+        status, known = self.target.peek(path), self._peeked
+        self._peeked = status if status is not None else known
+        return status is not None and status != known
+
+    @property
+    def _silent(self) -> bool:
+        """Whether nobody answers, so that a knock is the first thing that can tell of a change."""
+        tier = self.missing
+        return tier is not None and (bool(self._silence) if tier.name == "listener" else not self._answered)
+
+    @property
+    def _health_path(self) -> str:
+        return self.profile.health or self.profile.models
+
+    def explain(self, state: UnitState) -> None:
+        """Say what listens instead, for an end in silence: it costs too much to be looked up at each look."""
+        tier = self.missing
+        if tier is not None and tier.name == "listener" and self._silence:
+            found = self.target.listener(state)
+            if found.kind in NOBODY:
+                tier.detail = found.silence
+
+    # A whole look
+
+    def climb(
+        self,
+        state: t.Optional[UnitState],
+        watch: t.Callable[[], None],
+        unit: t.Callable[[], t.Optional[Ending]],
+    ) -> t.Optional[Ending]:
+        """Try the tiers above the unit, lowest first. ``unit`` looks at the unit once more after a token."""
+        for tier in self.tiers[1:]:
+            if tier.reached is False:
+                ending = self._step(tier.name, state, watch, unit)
+                if ending is not None:
+                    return ending
+            if tier.reached is False:
+                return None
+        if self.missing is not None:
+            return None
+        return Ending("ready", 'the service is ready: the tier "%s" is reached' % self.options.tier)
+
+    def _step(
+        self,
+        name: str,
+        state: t.Optional[UnitState],
+        watch: t.Callable[[], None],
+        unit: t.Callable[[], t.Optional[Ending]],
+    ) -> t.Optional[Ending]:
+        if name == "listener":
+            assert state is not None
+            return self._listener(state)
+        if name == "health":
+            return self._health()
+        if name == "model":
+            return self._models()
+        return self._generation(watch, unit)
+
+    def _listener(self, state: UnitState) -> t.Optional[Ending]:
+        self._heard = self.target.knock()
+        if self._silence and not self._heard:
+            self.mark("listener", False, self._silence)
+            self._sure("listener")
+            return None
+        found = self.target.listener(state)
+        if found.kind == "foreign":
+            self._silence = ""
+            return self._doubt(
+                "listener", "wrong_server", "the port belongs to another process than the unit's: %s" % found.detail
+            )
+        self._sure("listener")
+        self._silence = found.silence if found.kind in NOBODY else ""
+        reached, detail = found.kind in ("owned", "forwarder"), found.detail
+        if found.kind in NOBODY:
+            # Kernel address translation listens nowhere, and answers all the same.
+            if not self._heard or self._get(self._health_path).status is None:
+                detail = found.silence
+            else:
+                self._silence = ""
+                reached = found.kind == "translated"
+                detail = "it answers, although no process of this host listens: " + (
+                    found.detail or "nothing shows that it is the unit's"
+                )
+        self.mark("listener", reached, detail)
+        return None
+
+    def _health(self) -> t.Optional[Ending]:
+        answer = self._ask("health", self._health_path)
+        if isinstance(answer, Ending) or answer is None:
+            return answer
+        status = answer.status or 0
+        meaning = _engines.meaning(self.profile, status) if self.profile.health else ""
+        if meaning == "dead":
+            return self._doubt("health", "dead", "%s says that the engine is dead: status %d" % (answer.url, status))
+        self._sure("health")
+        self.mark("health", (meaning or ("ready" if status == 200 else "")) == "ready", "status %d" % status)
+        return None
+
+    def _models(self) -> t.Optional[Ending]:
+        answer = self._ask("model", self.profile.models, self.profile.models_method)
+        if isinstance(answer, Ending) or answer is None:
+            return answer
+        if answer.status != 200:
+            self._sure("model")
+            self.mark("model", False, "status %d" % (answer.status or 0))
+            return None
+        listed = _engines.listed(self.profile, answer.body)
+        owners = [model.owner for model in listed if model.owner]
+        if self.profile.owned_by and owners and self.profile.owned_by not in owners:
+            msg = 'another server answers: its models belong to "%s", not to %s' % (owners[0], self.profile.title)
+            return self._doubt("model", "wrong_server", msg)
+        wanted = self.options.model
+        fitting = [m for m in listed if wanted is None or _engines.names_model(self.profile, wanted, m.name)]
+        if not fitting:
+            names = ", ".join('"%s"' % model.name for model in listed) or "none"
+            msg = 'the model "%s" is not listed: there are %s' % (wanted, names) if wanted else "no model is listed"
+            if listed and self.profile.models_static:
+                return self._doubt("model", "wrong_server", msg)
+            self._sure("model")
+            self.mark("model", False, msg)
+            return None
+        self._sure("model")
+        model = next((entry for entry in fitting if entry.ready is not False), fitting[0])
+        if model.ready is False:
+            self.mark("model", False, 'lists "%s" as not ready: %s' % (model.name, model.detail))
+            return None
+        self.model = wanted or model.name
+        self.mark("model", True, 'lists "%s"' % self.model)
+        return None
+
+    def _generation(self, watch: t.Callable[[], None], unit: t.Callable[[], t.Optional[Ending]]) -> t.Optional[Ending]:
+        limit = max(0.1, self.deadline.clamp(self.options.generation_timeout))
+        side = self.side = self.target.generate(self.model, limit, watch)
+        if side.verdict in ("ok", "slow"):
+            self.mark("generation", True, "a token after %.2f s" % (side.ttft or 0.0))
+            # A token from a life that ended meanwhile proves nothing about this one.
+            return unit()
+        self.mark("generation", False, "%s: %s" % (side.verdict, side.error))
+        if side.verdict in ("auth_error", "wrong_model"):
+            verdict = "auth_error" if side.verdict == "auth_error" else "wrong_server"
+            return Ending(verdict, "the engine does not generate: %s" % side.error)
+        failed = side.verdict in FAILURES and side.status not in (None, 429, 503)
+        full = limit >= self.options.generation_timeout
+        if full or not (failed or side.verdict == "wedged"):
+            self.proof = side if failed or side.verdict == "wedged" else None
+        self._failed = self._failed + 1 if failed else self._failed
+        quiet = side.verdict == "wedged" and full and self.progress.window.age >= limit - 1.0
+        return self.wedged() if self.listed and (quiet or self._failed >= FAILED_GENERATIONS) else None
+
+    def _get(self, path: str, method: str = "GET") -> _http.Answer:
+        return self.target.get(path, max(0.1, self.deadline.clamp(GET_TIMEOUT)), method)
+
+    def _ask(self, tier: str, path: str, method: str = "GET") -> t.Union[Ending, _http.Answer, None]:
+        """An answer that tells how far the engine has come; an end or nothing where it only tells of the server."""
+        if not self._answered and not self.target.knock():
+            self._sure(tier)
+            return None
+        answer = self._get(path, method)
+        self._answered = answer.outcome == "answered"
+        if not self._answered:
+            self.mark(tier, False, answer.error)
+            if answer.outcome in ("tls", "redirected", "too_large"):
+                self._answered = True
+                return self._doubt(tier, "wrong_server", "%s: %s" % (answer.url, answer.error))
+            self._sure(tier)
+            return None
+        if answer.status in (401, 403):
+            msg = "%s answers with status %d: the API key is refused" % (answer.url, answer.status)
+            return Ending("auth_error", msg)
+        if answer.html and answer.status == 200:
+            return self._doubt(tier, "wrong_server", "%s answers with an HTML page: it is another program" % answer.url)
+        return None if answer.html else answer
+
+    def _doubt(self, tier: str, verdict: str, msg: str) -> t.Optional[Ending]:
+        """Evidence that must be seen twice in a row: at a hand-over the last look of the old server is normal."""
+        self.mark(tier, False, msg)
+        before, looks = self._doubts.get(tier, (verdict, 0))
+        looks = looks + 1 if before == verdict else 1
+        self._doubts[tier] = (verdict, looks)
+        return Ending(verdict, msg) if looks >= CONFIRMATIONS else None
+
+    def _sure(self, tier: str) -> None:
+        self._doubts.pop(tier, None)
+
+    # Another process goes on
+
+    def save(self) -> t.Dict[str, t.Any]:
+        return {
+            "tiers": [[tier.reached, tier.at, tier.detail] for tier in self.tiers],
+            "model": self.model,
+            "doubts": {tier: list(doubt) for tier, doubt in self._doubts.items()},
+            "side": None if self.side is None else vars(self.side),
+            "proof": self.proof is not None,
+            "failed": self._failed,
+            "silence": self._silence,
+            "answered": self._answered,
+            "heard": self._heard,
+            "peeked": self._peeked,
+            "changed": self._changed,
+        }
+
+    def restore(self, saved: t.Mapping[str, t.Any]) -> None:
+        for tier, (reached, at, detail) in zip(self.tiers, saved["tiers"]):
+            tier.reached, tier.at, tier.detail = reached, at, detail
+        self.model = saved["model"]
+        self._doubts = {tier: (verdict, looks) for tier, (verdict, looks) in saved["doubts"].items()}
+        self.side = None if saved["side"] is None else _generation.Side(**saved["side"])
+        # Of the attempt that is the proof only that there was one is asked.
+        self.proof = self.side if saved["proof"] else None
+        self._failed, self._silence, self._answered = saved["failed"], saved["silence"], saved["answered"]
+        self._heard, self._peeked, self._changed = saved["heard"], saved["peeked"], saved["changed"]

@@ -1,0 +1,142 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""A long wait in slices: when a slice ends, and what the next one must know.
+
+The controller shows what a slice found and asks for the next. It hands on, unread, the token that the slice gave it,
+and counts the time by its own clock for the case that the token is of no use any more: the host was booted anew.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import time
+import typing as t
+import zlib
+
+from . import _wait_text
+from ._deadline import SYSTEM_CLOCK, Clock
+from ._errors import UsageError
+from ._readiness import Wait
+
+__all__ = ("Asked", "Slice", "asked", "boot_id", "request")
+
+FORMAT = 1
+PREFIX = "gpuops-wait"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+MOST = 4 << 20  # bytes of a token, unpacked
+SETTLE = 1.0  # seconds that a change stands before it ends a slice: readiness itself ends it at once
+# A slice costs the host what it takes to start a program. Whatever changes, that stays below a share of the time, after
+# an allowance that makes the first minute lively.
+SHARE, ALLOWANCE = 0.012, 5.0
+SHORTEST, LONGEST = 8.0, 30.0
+
+
+class Asked(t.NamedTuple):
+    """What the controller asks of a slice."""
+
+    elapsed: float  # seconds since the wait began, by the controller's clock
+    lively: bool  # whether a change ends the slice
+    token: t.Mapping[str, t.Any]  # empty for the first one
+
+
+def request(elapsed: float, lively: bool, token: str = "") -> str:
+    """The option that asks for a slice."""
+    return "%s:%.3f:%d:%s" % (PREFIX, elapsed, lively, token)
+
+
+def asked(text: str) -> Asked:
+    """What an option asks for; a UsageError for one that this was not made by."""
+    prefix, _, rest = text.partition(":")
+    try:
+        elapsed, lively, token = rest.split(":")
+        if prefix != PREFIX or lively not in ("0", "1") or not 0 <= float(elapsed) < 1e9:
+            raise ValueError
+        return Asked(float(elapsed), lively == "1", _unpack(token) if token else {})
+    except (ValueError, zlib.error):
+        raise UsageError('"resume" is not what a slice of a wait is asked for with: leave it out') from None
+
+
+def boot_id(path: str = BOOT_ID) -> str:
+    try:
+        with open(path, encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""
+
+
+class Slice:
+    """One slice of a wait. It is asked between two looks whether to end."""
+
+    def __init__(
+        self,
+        make: t.Callable[[float], Wait],
+        what: t.Sequence[t.Optional[str]],
+        ask: Asked,
+        boot: str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """``make`` a wait that began at a moment; ``what`` is all that must be the same for a token to be of use."""
+        self.clock, self._boot, self._what = clock, boot, list(what)
+        self._began, self._changed = clock.monotonic(), float("inf")
+        self._lively = ask.lively
+        self._cost = time.process_time()  # what it took to come here
+        token = ask.token
+        fits = [token.get("format"), token.get("boot"), token.get("what")] == [FORMAT, boot, self._what]
+        self.warnings: t.List[str] = list(token.get("warnings", ()))
+        self._shown: t.Optional[t.List[t.Any]] = None
+        self._spent = 0.0
+        if fits:
+            with contextlib.suppress(KeyError, TypeError, ValueError, IndexError, AttributeError):
+                self.wait = make(float(token["wait"]["start"]))
+                self.wait.restore(token["wait"])
+                self._shown, self._spent = token["shown"], float(token["spent"])
+                return
+        self.wait = make(self._began - ask.elapsed)
+
+    def __call__(self) -> bool:
+        """Whether the slice has lasted long enough, or has something to tell."""
+        now = self.clock.monotonic()
+        age = now - self._began
+        if age >= min(max(SHORTEST, self._cost / SHARE), LONGEST):
+            return True
+        if not self._lively:
+            return False
+        change = _wait_text.changed(self._shown, _wait_text.key(self.wait.live()))
+        if not change:
+            self._changed = float("inf")
+            return False
+        self._changed = min(self._changed, now)
+        if now - self._changed < SETTLE:
+            return False
+        left = ALLOWANCE + SHARE * self.wait.deadline.elapsed - self._spent - self._cost
+        return left > (-ALLOWANCE if change == "much" else 0.0)
+
+    def token(self) -> str:
+        """What the next slice needs."""
+        content = {
+            "format": FORMAT,
+            "boot": self._boot,
+            "what": self._what,
+            "wait": self.wait.save(),
+            "shown": _wait_text.key(self.wait.live()) if self._lively else None,
+            "spent": self._spent + self._cost,
+            "warnings": self.warnings,
+        }
+        return _pack(content)
+
+
+def _pack(content: t.Mapping[str, t.Any]) -> str:
+    return base64.b64encode(zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 6)).decode("ascii")
+
+
+def _unpack(text: str) -> t.Dict[str, t.Any]:
+    opener = zlib.decompressobj()
+    data = opener.decompress(base64.b64decode(text, validate=True), MOST)
+    content = json.loads(data)
+    if not isinstance(content, dict):
+        raise ValueError(content)
+    return content

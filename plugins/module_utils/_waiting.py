@@ -1,0 +1,211 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""One wait as a task or a person asks for it: from the options, checked before anything is touched, to the answer."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import typing as t
+
+from . import _engines, _generation, _http, _limits, _selection, _systemd, _wait_state
+from ._deadline import SYSTEM_CLOCK, Clock
+from ._errors import ServingError, UsageError
+from ._readiness import Wait
+from ._target import HostTarget
+from ._tiers import TIERS, Ending, Options
+
+__all__ = ("FILL", "Plan", "plan", "run")
+
+Params = t.Mapping[str, t.Any]
+
+# Options that the definition of a service fills, and its keys.
+FILL = {
+    "unit": "unit",
+    "url": "url",
+    "engine": "engine",
+    "model": "model",
+    "timeout": "ready_timeout",
+    "stall_timeout": "stall_timeout",
+    "log_path": "log_path",
+    "gpus": "gpus",
+    "profile": "profile",
+}
+OF_UNIT = ("unit", "listener")  # tiers that only a unit can be judged by
+MOST_HOLDERS = 16
+HOLDERS_LIMIT = 5.0  # seconds to ask who holds the GPUs
+
+
+class Plan(t.NamedTuple):
+    """What to wait for, checked."""
+
+    target: HostTarget
+    profile: _engines.Profile
+    options: Options
+    gpus: t.Optional[t.List[str]]
+
+    def wait(self, clock: Clock = SYSTEM_CLOCK, start: t.Optional[float] = None) -> Wait:
+        return Wait(self.target, self.profile, self.options, clock, start)
+
+    @property
+    def what(self) -> t.List[t.Optional[str]]:
+        """What must be the same for one wait to go on where another has left."""
+        return [self.target.name, self.target.url, self.profile.name, self.options.tier, self.options.model]
+
+
+def plan(params: Params) -> Plan:
+    """What the options ask for; a UsageError for what makes no sense, before anything is read or touched."""
+    unit, url = params["unit"], params["url"] or ""
+    profile = _engines.get(params["engine"], params["profile"])
+    given = {name: params[name] for name in Options._fields if params.get(name) is not None}
+    options = Options(**given)
+    options.check()
+    _check_times(params)
+    _check_words(params, profile)
+    if url:
+        _http.join(url, "/")
+    if unit:
+        _systemd.unit_name(unit)
+    _check_certificates(params["ca_path"])
+    access = _http.check(
+        _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
+    )
+    mark_gid = _selection.mark_of(params["service"], unit, params.get("definition") or {})
+    target = HostTarget(
+        unit,
+        url,
+        _generation.Question(profile),
+        access,
+        mark_gid,
+        log_path=params["log_path"],
+        gpus=params["gpus"],
+    )
+    if unit and url:
+        target.check_here()
+    return Plan(target, profile, options, params["gpus"])
+
+
+def _check_times(params: Params) -> None:
+    _limits.at_least(0, reconnect_timeout=params.get("reconnect_timeout"))
+    timeout, stall = params["timeout"], params["stall_timeout"]
+    if timeout is not None and stall is not None and stall > timeout:
+        raise UsageError(
+            '"stall_timeout" (%g s) is above "timeout" (%g s), so it could never end the wait: make it smaller'
+            % (stall, timeout)
+        )
+
+
+def _check_words(params: Params, profile: _engines.Profile) -> None:
+    unit, url, tier = params["unit"], params["url"], params["tier"]
+    if not unit and not url:
+        raise UsageError('there is nothing to wait for: give "unit" and "url", or a service whose definition has them')
+    if not url and tier != "unit":
+        raise UsageError('"url" is missing: without it only the tier "unit" can be waited for')
+    if not unit and tier in OF_UNIT:
+        raise UsageError('"unit" is missing: without it the tier "%s" cannot be judged' % tier)
+    if tier == TIERS[-1] and not profile.endpoints:
+        raise UsageError(
+            'the tier "generation" cannot be reached: %s has no endpoint that makes a token: use the tier "model"'
+            % profile.title
+        )
+    path = params["log_path"]
+    if path is not None and not (isinstance(path, str) and os.path.isabs(path)):
+        raise UsageError('"log_path" must be a path that begins with "/", not "%s"' % path)
+    if path is not None and not unit:
+        raise UsageError('"log_path" is the log of the unit: give "unit" too')
+    if params["gpus"]:
+        # Loaded where it is asked for: a module compiles what it imports on every run.
+        from . import _gpu_select
+
+        _gpu_select.check(params["gpus"])
+
+
+def _check_certificates(path: t.Optional[str]) -> None:
+    if path is None:
+        return
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if os.path.isdir(path):
+            context.load_verify_locations(capath=path)
+        else:
+            context.load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        raise UsageError('"ca_path" cannot be used: "%s" holds no certificate in PEM form' % path) from None
+    except OSError as error:
+        raise UsageError('"ca_path" cannot be used: "%s" cannot be read: %s' % (path, error.strerror)) from None
+
+
+def run(
+    params: Params,
+    check_mode: bool = False,
+    tick: t.Callable[[], None] = lambda: None,
+    warn: t.Callable[[str], None] = lambda _text: None,
+    watch: t.Optional[t.Callable[[Wait], None]] = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> t.Dict[str, t.Any]:
+    """Wait as the options say, or for one slice of it. ``watch`` sees the wait all the time."""
+    planned = plan(params)
+    if params.get("resume") and not check_mode:
+        return _slice(planned, params, tick, warn, clock)
+    wait = planned.wait(clock)
+
+    def leave() -> bool:
+        if watch is not None:
+            watch(wait)
+        return False
+
+    try:
+        ending = wait.run(tick, once=check_mode, leave=leave)
+        assert ending is not None
+        return _answer(planned, wait, ending)
+    finally:
+        for text in planned.target.warnings:
+            warn(text)
+
+
+def _slice(
+    planned: Plan, params: Params, tick: t.Callable[[], None], warn: t.Callable[[str], None], clock: Clock
+) -> t.Dict[str, t.Any]:
+    ask = _wait_state.asked(params["resume"])
+    part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, _wait_state.boot_id(), clock)
+    ending = part.wait.run(tick, leave=part)
+    part.warnings += [text for text in planned.target.warnings if text not in part.warnings]
+    if ending is not None:
+        for text in part.warnings:
+            warn(text)
+        return _answer(planned, part.wait, ending)
+    return {
+        "verdict": "progressing",
+        "msg": "the wait goes on",
+        "live": part.wait.live(),
+        "resume": part.token(),
+    }
+
+
+def _answer(planned: Plan, wait: Wait, ending: Ending) -> t.Dict[str, t.Any]:
+    result = wait.as_dict(ending)
+    cause = result["cause"]
+    if cause is not None and cause["kind"] == "gpu_out_of_memory" and planned.gpus != []:
+        result["cause"] = {**cause, "holders": _holders(planned)}
+    return result
+
+
+def _holders(planned: Plan) -> t.List[str]:
+    """Who else holds the GPUs, each with its pid, name, unit and memory. What cannot be told is no reason to fail."""
+    from . import _gpu
+
+    name = planned.target.name
+    own = _systemd.unit_name(name) if name else None
+    try:
+        reading = _gpu.read(_gpu.Options(gpus=planned.gpus), HOLDERS_LIMIT)
+    except ServingError:
+        return []
+    found: t.List[str] = []
+    for device in reading.devices:
+        for place in (device, *device.partitions):
+            for holder in place.holders:
+                if holder.identity is None or holder.identity.unit != own or own is None:
+                    found.append("%s on %s" % (holder, place.label))
+    return found[:MOST_HOLDERS]
