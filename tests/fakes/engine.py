@@ -18,6 +18,7 @@ import os
 import shlex
 import signal
 import socketserver
+import ssl
 import subprocess
 import sys
 import threading
@@ -455,6 +456,10 @@ def front(options: argparse.Namespace) -> int:
     except OSError as error:
         say("[Errno %d] error while attempting to bind on address: address already in use" % (error.errno or 0))
         return 1
+    if options.tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.tls)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=tell_first_token, args=(options, state), daemon=True).start()
     say("Application startup complete.")
     server.serve_forever()
@@ -468,6 +473,7 @@ def main() -> int:
     parser.add_argument("--engine", choices=sorted(TITLES), default="sglang")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--api-key")
+    parser.add_argument("--tls", help="a file with a key and its certificate: speak HTTPS")
     parser.add_argument("--no-metrics", action="store_true")
     parser.add_argument("--load", type=float, default=0.5, help="seconds that loading takes")
     parser.add_argument(

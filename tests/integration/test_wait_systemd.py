@@ -322,6 +322,25 @@ def test_each_profile_finds_its_way_to_a_token(lab: Lab, engine: str) -> None:
     assert all(tier["reached"] for tier in found["tiers"])
 
 
+def test_a_certificate_that_nobody_signed_is_named_with_the_remedy(lab: Lab) -> None:
+    pem = lab.folder / "both.pem"
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(lab.folder / "key"), "-out", str(pem)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    lab.run(NEW, "mkdir -p /run/it")
+    lab.fleet.put(NEW, pem, "/run/it/ca.pem")
+    pem.write_text(pem.read_text() + (lab.folder / "key").read_text())
+    lab.fleet.put(NEW, pem, "/run/it/both.pem", "0600")
+    lab.start(NEW, "--load 1 --tls /run/it/both.pem")
+    url = "https://127.0.0.1:%d" % PORT
+    found = lab.wait(NEW, url=url)
+    assert found["verdict"] != "ready"
+    assert "self-signed" in found["msg"] or "self signed" in found["msg"], found["msg"]
+    assert "ca_path" in found["msg"]
+    assert lab.wait(NEW, url=url, ca_path="/run/it/ca.pem")["verdict"] == "ready"
+    assert lab.wait(NEW, url=url, validate_certs=False)["verdict"] == "ready"
+
+
 # The command on the host
 
 
