@@ -10,54 +10,23 @@ and counts the time by its own clock for the case that the token is of no use an
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import time
 import typing as t
-import zlib
 
-from . import _wait_text
+from . import _wait_request, _wait_text
 from ._deadline import SYSTEM_CLOCK, Clock
-from ._errors import UsageError
 from ._readiness import Wait
 
-__all__ = ("Asked", "Slice", "asked", "boot_id", "request")
+__all__ = ("Slice", "boot_id")
 
 FORMAT = 1
-PREFIX = "gpuops-wait"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-MOST = 4 << 20  # bytes of a token, unpacked
 SETTLE = 1.0  # seconds that a change stands before it ends a slice: readiness itself ends it at once
 # A slice costs the host what it takes to start a program. Whatever changes, that stays below a share of the time, after
 # an allowance that makes the first minute lively.
 SHARE, ALLOWANCE = 0.012, 5.0
 SHORTEST, LONGEST = 8.0, 30.0
-
-
-class Asked(t.NamedTuple):
-    """What the controller asks of a slice."""
-
-    elapsed: float  # seconds since the wait began, by the controller's clock
-    lively: bool  # whether a change ends the slice
-    token: t.Mapping[str, t.Any]  # empty for the first one
-
-
-def request(elapsed: float, lively: bool, token: str = "") -> str:
-    """The option that asks for a slice."""
-    return "%s:%.3f:%d:%s" % (PREFIX, elapsed, lively, token)
-
-
-def asked(text: str) -> Asked:
-    """What an option asks for; a UsageError for one that this was not made by."""
-    prefix, _, rest = text.partition(":")
-    try:
-        elapsed, lively, token = rest.split(":")
-        if prefix != PREFIX or lively not in ("0", "1") or not 0 <= float(elapsed) < 1e9:
-            raise ValueError
-        return Asked(float(elapsed), lively == "1", _unpack(token) if token else {})
-    except (ValueError, zlib.error):
-        raise UsageError('"resume" is not what a slice of a wait is asked for with: leave it out') from None
 
 
 def boot_id(path: str = BOOT_ID) -> str:
@@ -75,7 +44,7 @@ class Slice:
         self,
         make: t.Callable[[float], Wait],
         what: t.Sequence[t.Optional[str]],
-        ask: Asked,
+        ask: _wait_request.Asked,
         boot: str,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -126,17 +95,4 @@ class Slice:
             "spent": self._spent + self._cost,
             "warnings": self.warnings,
         }
-        return _pack(content)
-
-
-def _pack(content: t.Mapping[str, t.Any]) -> str:
-    return base64.b64encode(zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 6)).decode("ascii")
-
-
-def _unpack(text: str) -> t.Dict[str, t.Any]:
-    opener = zlib.decompressobj()
-    data = opener.decompress(base64.b64decode(text, validate=True), MOST)
-    content = json.loads(data)
-    if not isinstance(content, dict):
-        raise ValueError(content)
-    return content
+        return _wait_request.pack(content)

@@ -10,7 +10,7 @@ import os
 import ssl
 import typing as t
 
-from . import _engines, _generation, _http, _limits, _selection, _systemd, _wait_state
+from . import _engines, _generation, _http, _limits, _selection, _systemd, _wait_request, _wait_state
 from ._deadline import SYSTEM_CLOCK, Clock
 from ._errors import ServingError, UsageError
 from ._readiness import Wait
@@ -168,7 +168,7 @@ def run(
 def _slice(
     planned: Plan, params: Params, tick: t.Callable[[], None], warn: t.Callable[[str], None], clock: Clock
 ) -> t.Dict[str, t.Any]:
-    ask = _wait_state.asked(params["resume"])
+    ask = _wait_request.asked(params["resume"])
     part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, _wait_state.boot_id(), clock)
     ending = part.wait.run(tick, leave=part)
     part.warnings += [text for text in planned.target.warnings if text not in part.warnings]

@@ -1,0 +1,167 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The controller's part in a long wait: it runs it in slices, shows where it stands, and outlives a lost link."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+import typing as t
+
+from ansible import constants, context
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
+from ansible_collections.gpuops.serving.plugins.module_utils import _wait_request, _wait_text
+
+display = Display()
+
+HEARTBEAT = 60.0  # seconds after which a line is shown although nothing changed
+AGAIN = 1.0  # seconds between two tries to connect
+RECONNECT = 60.0
+MACHINES = ("json", "jsonl", "oneline", "null", "junit")
+
+Result = t.Dict[str, t.Any]
+
+
+class ActionModule(ActionBase):
+    """One wait."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _supports_async = True
+
+    def run(self, tmp: t.Optional[str] = None, task_vars: t.Optional[t.Dict[str, t.Any]] = None) -> Result:
+        super().run(tmp, task_vars)
+        variables = task_vars or {}
+        if self._task.args.get("resume") is not None:
+            raise AnsibleActionFail('"resume" is how the controller asks for a slice of a wait: leave it out')
+        if self._task.check_mode or self._task.async_val:
+            return t.cast(
+                Result,
+                self._execute_module(
+                    module_args=dict(self._task.args), task_vars=variables, wrap_async=bool(self._task.async_val)
+                ),
+            )
+        return _cleaned(self._wait(variables))
+
+    def _wait(self, variables: t.Dict[str, t.Any]) -> Result:
+        screen = self._screen(variables)
+        patience = _number(self._task.args.get("reconnect_timeout"), RECONNECT)
+        token, cap = "", float("inf")
+        self._greet()
+        began = answered = time.monotonic()
+        while True:
+            request = _wait_request.request(time.monotonic() - began if token or screen.lost else 0.0, screen.on, token)
+            try:
+                result = t.cast(
+                    Result,
+                    self._execute_module(module_args=dict(self._task.args, resume=request), task_vars=variables),
+                )
+                if result.get("unreachable"):
+                    raise AnsibleConnectionFailure(str(result.get("msg", "")))
+            except AnsibleConnectionFailure:
+                now = time.monotonic()
+                if now - answered >= patience or now - began >= cap:
+                    raise
+                screen.disconnected(patience - (now - answered))
+                time.sleep(AGAIN)
+                self._connect_anew()
+                continue
+            answered = time.monotonic()
+            screen.connected()
+            if not result.get("resume"):
+                return result
+            token = str(result["resume"])
+            screen.show(result["live"])
+            cap = float(result["live"]["timeout"]) + patience
+            if answered - began >= cap:
+                return result
+
+    def _greet(self) -> None:
+        """Reach the host once: one that cannot be reached to begin with is not waited for."""
+        if self._is_pipelining_enabled("new"):
+            self._low_level_execute_command(":", sudoable=False)
+        elif self._connection._shell.tmpdir is None:
+            self._make_tmp_path()
+
+    def _connect_anew(self) -> None:
+        """Leave no trace of the connection that was lost, nor count on what was on the host before."""
+        with contextlib.suppress(Exception):
+            self._connection.reset()
+        folder = self._connection._shell.tmpdir
+        if folder is None:
+            return
+        try:
+            found = self._low_level_execute_command("test -d " + shlex.quote(folder), sudoable=False)
+        except AnsibleConnectionFailure:
+            return
+        if found["rc"] == 1:
+            self._connection._shell.tmpdir = None
+
+    def _screen(self, variables: t.Mapping[str, t.Any]) -> Screen:
+        args = self._task.args
+        host = str(self._task.delegate_to or variables.get("inventory_hostname") or "")
+        shown = not self._task.no_log and bool(boolean(args.get("progress", True), strict=False))
+        return Screen("%s %s" % (host, _wait_text.subject(args)), shown)
+
+
+class Screen:
+    """What is shown of one wait: a line for each change, and one now and then."""
+
+    def __init__(self, name: str, on: bool, clock: t.Callable[[], float] = time.monotonic) -> None:
+        self.name, self.on, self.lost = name, on, False
+        self._clock = clock
+        self._key: t.Optional[t.List[t.Any]] = None
+        self._at = clock()
+
+    def show(self, live: t.Mapping[str, t.Any]) -> None:
+        key = _wait_text.key(live)
+        if _wait_text.changed(self._key, key) or self._clock() - self._at >= HEARTBEAT:
+            self._key = key
+            self._write(_wait_text.line(live))
+
+    def disconnected(self, left: float) -> None:
+        if not self.lost:
+            self._write("the connection is lost, it is tried for %s more" % _wait_text.span(left))
+        self.lost = True
+
+    def connected(self) -> None:
+        if self.lost:
+            self._write("the connection is back")
+        self.lost = False
+
+    def _write(self, text: str) -> None:
+        self._at = self._clock()
+        if self.on:
+            display.display("%s: %s" % (self.name, text), stderr=read_by_machine())
+
+
+def read_by_machine() -> bool:
+    """Whether the standard output is for a program, as far as the settings tell."""
+    # Without a playbook what is printed is the result alone.
+    if "module_name" in context.CLIARGS:
+        return True
+    return str(constants.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2] in MACHINES
+
+
+def _number(value: t.Any, default: float) -> float:
+    """A number as the module will take it, which also says what is wrong with one that it is not."""
+    try:
+        return default if value is None else float(value)
+    except (TypeError, ValueError):
+        return default
+
+
+def _cleaned(result: Result) -> Result:
+    """The result of the whole wait, without what the slices needed."""
+    for name in ("resume", "live"):
+        result.pop(name, None)
+    invocation = result.get("invocation")
+    if isinstance(invocation, dict) and isinstance(invocation.get("module_args"), dict):
+        invocation["module_args"].pop("resume", None)
+    return result
