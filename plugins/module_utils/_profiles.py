@@ -57,7 +57,7 @@ LLAMA_CPP = Profile(
         "prompt_tokens": "live",
         "steps": "live",
         "phases": "live",
-        "fatal": "live",
+        "fatal": "docs, public logs",
         "on_sigterm": "live; the wedge from an issue",
         "stop_timeout": "live",
     },
