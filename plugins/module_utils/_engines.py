@@ -17,6 +17,7 @@ from ._profiles import PROFILES
 
 __all__ = [
     "CAUSES",
+    "NAMES",
     "PROFILES",
     "Listed",
     "Phase",
@@ -30,6 +31,8 @@ __all__ = [
     "phase_of",
     "titles",
 ]
+
+NAMES = list(PROFILES)
 
 
 def get(name: t.Optional[str], overrides: t.Optional[t.Mapping[str, t.Any]] = None) -> Profile:

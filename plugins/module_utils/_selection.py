@@ -75,14 +75,15 @@ def select(params: Mapping[str, Any], types: tuple[str, ...] = (".service", ".sc
     if params.get("unit"):
         unit = checked_unit(params["unit"], types)
         _systemd.require_floor()
-        mark_gid = mark_of(params.get("service"), unit, params.get("definition") or {})
+        definition = params.get("definition") or {}
+        mark_gid = mark_of(params.get("service"), unit, definition)
         # Loaded where it is asked for: a module compiles what it imports on every run.
         from . import _containers
 
         # A short limit of the caller's leaves less for the managers of containers.
         limit = params.get("timeout")
         tracker = _containers.Tracker(seconds=_containers.SECONDS if limit is None else min(_containers.SECONDS, limit))
-        owned = by_unit(mark_gid, _titles(params.get("engine"), unit), tracker)
+        owned = by_unit(mark_gid, _titles(params.get("engine"), unit, definition), tracker)
         return Selection('the unit "%s"' % unit, owned, unit, warnings=tracker.warnings)
     if params.get("pid") is not None:
         if not 1 <= params["pid"] <= MOST_PID:
@@ -183,14 +184,16 @@ def by_unit(
     return scan
 
 
-def _titles(engine: str | None, unit: str) -> Pattern[str] | None:
+def _titles(engine: str | None, unit: str, definition: Mapping[str, Any] = {}) -> Pattern[str] | None:
     """How the engine names its processes; without a word about it, that of the service that names the unit."""
     from . import _engines
 
     if not engine:
-        engine = _service.match(unit).definition.get("engine")
+        definition = _service.match(unit).definition
+        engine = definition.get("engine")
         engine = engine if engine in _engines.PROFILES else None
-    return _engines.titles(engine) if engine else None
+    profile = definition.get("profile")
+    return _engines.titles(engine, profile) if engine or profile else None
 
 
 def by_pid(pid: int, create_time: float | None, user: str | None, warnings: list[str] | None = None) -> Scan | None:

@@ -42,7 +42,7 @@ options:
       - The profile of the engine, which says where it answers and what it counts.
       - Default is that of O(service), else V(openai), which fits any server that answers like OpenAI.
     type: str
-    choices: [llama_cpp, vllm, sglang, openai]
+    choices: [llama_cpp, vllm, sglang, ovms, triton, tgi, ollama, openai]
   model:
     description:
       - The model to ask, which must also be the one that answers. What stands before the last slash is not compared.
@@ -229,9 +229,10 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
     params = ctx.params
+    profile = _engines.get(params["engine"], (params.get("definition") or {}).get("profile"))
     found = _probe.run(
         _probe.sides_of(params["url"], params["route_url"], params.get("definition") or {}),
-        _generation.Question(_engines.get(params["engine"]), params["model"], params["endpoint"], params["prompt"]),
+        _generation.Question(profile, params["model"], params["endpoint"], params["prompt"]),
         _http.check(
             _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
         ),
@@ -250,7 +251,7 @@ def main() -> None:
             **_ansible.http_spec(),
             "url": {"type": "str"},
             "route_url": {"type": "str"},
-            "engine": {"type": "str", "choices": ["llama_cpp", "vllm", "sglang", "openai"]},
+            "engine": {"type": "str", "choices": _engines.NAMES},
             "model": {"type": "str"},
             "timeout": {"type": "float", "default": 30},
             "max_ttft": {"type": "float"},

@@ -37,7 +37,7 @@ options:
       - SGLang has metrics only with C(--enable-metrics), llama.cpp only with C(--metrics), vLLM always, except with
         C(--disable-log-stats).
     type: str
-    choices: [llama_cpp, vllm, sglang, openai]
+    choices: [llama_cpp, vllm, sglang, ovms, triton, tgi, ollama, openai]
   timeout:
     description:
       - Seconds to wait. V(0) means one look, and a second one to confirm it.
@@ -142,7 +142,7 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
         raise UsageError('there is nothing to look at: give "url", or a service whose definition has one')
     began = SYSTEM_CLOCK.monotonic()
     found = _load.drain(
-        _engines.get(params["engine"]),
+        _engines.get(params["engine"], (params.get("definition") or {}).get("profile")),
         params["url"],
         _http.check(
             _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
@@ -160,7 +160,7 @@ def main() -> None:
             **_ansible.service_spec(),
             **_ansible.http_spec(),
             "url": {"type": "str"},
-            "engine": {"type": "str", "choices": ["llama_cpp", "vllm", "sglang", "openai"]},
+            "engine": {"type": "str", "choices": _engines.NAMES},
             "timeout": {"type": "float", "default": 300},
             "interval": {"type": "float", "default": 0.5},
             "run_id": {"type": "str"},

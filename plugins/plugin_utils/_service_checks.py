@@ -21,7 +21,7 @@ UNIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9:_.\\@-]*\.service\Z")
 PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z", re.I)
 
 COMMON_OPTIONS = (
-    *("name", "engine", "model", "host", "port", "url", "gpus", "unit", "manage_unit", "api_key", "user"),
+    *("name", "engine", "profile", "model", "host", "port", "url", "gpus", "unit", "manage_unit", "api_key", "user"),
     *("stop_timeout", "ready_timeout", "stall_timeout", "gateway"),
 )
 # Options that mean something only in a unit that the role writes.
@@ -32,7 +32,7 @@ UNIT_OPTIONS = (
 )
 OPTIONS = COMMON_OPTIONS + UNIT_OPTIONS
 LISTS = ("gpus", "command", "args", "supplementary_groups")
-MAPPINGS = ("env", "gateway")
+MAPPINGS = ("env", "gateway", "profile")
 GATEWAY_OPTIONS = ("type", "host", "backend", "server", "socket", "url", "min_healthy")
 
 
@@ -80,6 +80,8 @@ def _item_problems(service: Item) -> t.List[str]:
     engine = _services.value_of(service, "engine")
     if engine not in _engines.PROFILES:
         found.append('the engine "%s" %s is not known: use one of %s' % (engine, of, ", ".join(_engines.PROFILES)))
+    else:
+        found += _profile_problems(engine, service.get("profile"), of)
     unit = _services.unit_of(service)
     if not UNIT_NAME.match(unit):
         found.append('the unit "%s" %s is not the name of a service unit: it must end in .service' % (unit, of))
@@ -89,6 +91,14 @@ def _item_problems(service: Item) -> t.List[str]:
             found.append('the %s "%s" %s is not a number above 0' % (option, value, of))
     rest = _managed_problems if _services.is_managed(service) else _unmanaged_problems
     return found + rest(service, of)
+
+
+def _profile_problems(engine: str, profile: t.Optional[Item], of: str) -> t.List[str]:
+    try:
+        _engines.get(engine, profile)
+    except UsageError as error:
+        return ["the profile %s cannot be used: %s" % (of, error.message)]
+    return []
 
 
 def _address_problems(service: Item, of: str) -> t.List[str]:
