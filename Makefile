@@ -93,6 +93,10 @@ molecule: venv ## run every Molecule scenario on lab hosts (as root)
 		$(VENV_PATH) molecule -c molecule/config.yml test --scenario-name "$$scenario"; \
 	done
 
+.PHONY: docs
+docs: venv ## write the tables of docs/engines.md anew from the profiles
+	$(VENV_PATH) $(BIN)/python tests/docs/engines.py
+
 .PHONY: bench
 bench: venv ## measure what the checks cost, as ratios in one run (as root)
 	$(VENV_PATH) $(BIN)/python tests/bench/bench.py
