@@ -147,8 +147,11 @@ class Members:
                 return None
         except (OSError, ValueError, IndexError):
             return None
-        moved = _bytes_moved(folder + "/io")
-        self.unreadable |= moved is None
+        moved = None
+        try:
+            moved = _bytes_moved(folder + "/io")
+        except PermissionError:
+            self.unreadable = True
         return Usage(
             cpu=(user + system) / _processes.TICKS,
             read=moved,
@@ -192,6 +195,8 @@ def _bytes_moved(path: str) -> t.Optional[int]:
     try:
         values = dict(line.split(b": ", 1) for line in _processes.read_at(path).splitlines())
         return int(values[b"rchar"]) + int(values[b"wchar"]) + int(values[b"read_bytes"])
+    except PermissionError:
+        raise
     except (OSError, ValueError, KeyError):
         return None
 

@@ -10,14 +10,25 @@ import time
 import typing as t
 from urllib.parse import urlsplit
 
-from . import _generation, _http, _journal, _knock, _listening, _members, _processes, _sockets, _systemd
+from . import (
+    _generation,
+    _gpu_memory,
+    _http,
+    _journal_reader,
+    _knock,
+    _listening,
+    _logfile,
+    _members,
+    _processes,
+    _sockets,
+    _systemd,
+)
 from ._errors import ServingError, UsageError
 from ._progress import Activity
 from ._tiers import Listener
 
 __all__ = ("HostTarget",)
 
-FIRST_LINES = 2000
 UNIT_AGE = 2.0  # seconds for which the state of a unit holds while its main process lives
 SOCKETS_AGE = 10.0  # seconds for which the ports of a unit are known
 DOUBT_AGE = 5.0  # seconds for which an answer holds that took a look at all processes and explained nothing
@@ -42,11 +53,13 @@ class HostTarget:
         self.name, self.url, self.question, self.access = unit, url, question, access
         self.warnings: t.List[str] = []
         self.members = _members.Members(mark_gid)
-        self.log_path, self.gpus = log_path, gpus
+        self.gpu_memory = _gpu_memory.GpuMemory(gpus)
+        self._journal = None if unit is None else _journal_reader.Reader(unit)
+        self._file = None if log_path is None else _logfile.LogFile(log_path)
+        self._unreadable = False
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._cursor: t.Optional[str] = None
         self._addresses: t.Sequence[str] = ()
         self._resolve_at = float("-inf")
         self._state: t.Optional[_systemd.UnitState] = None
@@ -86,26 +99,41 @@ class HostTarget:
     def activity(self, state: _systemd.UnitState) -> Activity:
         self.members.follow(state)
         processes = self.members.usage()
-        if self.members.unreadable:
-            self._warn("what the processes of the unit read cannot be seen: run as root, or with become")
-        return Activity(processes, None, self.members.network(state))
+        self._unreadable |= self.members.unreadable
+        gpu_memory = self.gpu_memory.look(self.members.pids)
+        self._gather_warnings()
+        return Activity(processes, gpu_memory, self.members.network(state))
 
     def log(self, state: _systemd.UnitState) -> t.List[t.Tuple[str, bool]]:
         """The lines since the last call, and whether the service wrote them in this life."""
-        assert self.name is not None
-        try:
-            if self._cursor is not None:
-                records = _journal.journal(self.name, after_cursor=self._cursor)
-            elif state.invocation_id:
-                records = _journal.journal(self.name, invocation=state.invocation_id, lines=FIRST_LINES)
-            else:
-                return []
-        except ServingError:
-            # Without the journal the other signs of movement still tell.
+        if self._journal is None:
             return []
-        if records:
-            self._cursor = records[-1].cursor or self._cursor
-        return [(record.message, record.pid != 1) for record in records]
+        found = [
+            (record.message, record.pid != 1 and not record.dropped and self._file is None)
+            for record in self._journal.read(state)
+            if self._file is None or record.pid == 1
+        ]
+        if self._file is not None:
+            found += self._file.read()
+        self._gather_warnings()
+        return found
+
+    def _gather_warnings(self) -> None:
+        found = []
+        if self._unreadable:
+            found.append("what the processes of the unit read and write cannot be seen: run as root, or with become")
+        if self.gpu_memory.warning:
+            found.append(self.gpu_memory.warning)
+        for log in (self._journal, self._file):
+            found += [] if log is None else log.warnings.values()
+        self.warnings[:] = found
+
+    def close(self) -> None:
+        """End what runs on the side."""
+        self.gpu_memory.close()
+        for log in (self._journal, self._file):
+            if log is not None:
+                log.close()
 
     # The port
 
@@ -183,16 +211,24 @@ class HostTarget:
     # From one slice of a wait to the next
 
     def save(self) -> t.Dict[str, t.Any]:
-        """What another process needs to go on from here."""
-        return {"version": SAVED, "cursor": self._cursor, "addresses": list(self._addresses)}
+        """What another process needs to go on from here. Times in it are of the host's monotonic clock."""
+        return {
+            "version": SAVED,
+            "journal": None if self._journal is None else self._journal.save(),
+            "file": None if self._file is None else self._file.save(),
+            "gpu_memory": self.gpu_memory.save(),
+            "addresses": list(self._addresses),
+            "unreadable": self._unreadable,
+        }
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         """Go on from what another process has saved; another version's is left alone."""
         if saved.get("version") != SAVED:
             return
-        self._cursor = saved["cursor"]
-        self._addresses = saved["addresses"]
-
-    def _warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
+        if self._journal is not None and saved["journal"] is not None:
+            self._journal.restore(saved["journal"])
+        if self._file is not None and saved["file"] is not None:
+            self._file.restore(saved["file"])
+        self.gpu_memory.restore(saved["gpu_memory"])
+        self._addresses, self._unreadable = saved["addresses"], saved["unreadable"]
+        self._gather_warnings()

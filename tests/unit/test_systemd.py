@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _files, _journal, _systemd
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _files, _systemd
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 
 RUNNING = """Restart=always
@@ -219,58 +218,8 @@ def test_only_a_line_feed_ends_a_line(monkeypatch: pytest.MonkeyPatch, sign: str
     assert (state.main_pid, state.raw["LoadError"]) == (5, "x%sMainPID=7" % sign)
     state = _systemd.parse_show("a.service", "MainPID=5\nStatusText=x%sMainPID=7\n" % sign)
     assert state.main_pid == 5
-    if sign in "\x85\u2028\u2029":  # the journal writes the others as escapes
-        text = json.dumps({"MESSAGE": "a%sb" % sign}, ensure_ascii=False)
-        assert [record.message for record in _journal.records(text + "\n" + entry("c"))] == ["a%sb" % sign, "c"]
     Calls(monkeypatch, (0, "1 b.service start x%s2 a.service start y\n3 a.service stop z\n" % sign, ""))
     assert _systemd.job_type("a.service") == "stop"
-
-
-def entry(message: t.Any, **fields: t.Any) -> str:
-    return json.dumps(
-        dict(
-            {
-                "__CURSOR": "s=1",
-                "__REALTIME_TIMESTAMP": "1700000000000000",
-                "__MONOTONIC_TIMESTAMP": "42",
-                "_PID": "77",
-                "PRIORITY": "4",
-                "_SYSTEMD_INVOCATION_ID": "ab",
-                "MESSAGE": message,
-            },
-            **fields,
-        )
-    )
-
-
-def test_a_record() -> None:
-    (record,) = _journal.records(entry("Load weight begin."))
-    assert record == _journal.Record("s=1", 1700000000000000, 42, "ab", 77, 4, "Load weight begin.")
-
-
-@pytest.mark.parametrize(
-    ("message", "lines"),
-    [
-        ("plain", ["plain"]),
-        (
-            list(b"Loading:  25%|##\rLoading:  50%|####\rLoading: 75%"),
-            ["Loading:  25%|##", "Loading:  50%|####", "Loading: 75%"],
-        ),
-        (list(b"bad \xff byte"), ["bad \ufffd byte"]),
-        (list(b"\x1b[32mgreen\x1b[0m text"), ["green text"]),
-        ([list(b"one"), "two"], ["one", "two"]),
-        (None, [""]),
-        ("", [""]),
-        ("a\nb", ["a", "b"]),
-    ],
-)
-def test_messages(message: t.Any, lines: t.List[str]) -> None:
-    assert [record.message for record in _journal.records(entry(message))] == lines
-
-
-def test_lines_that_are_not_records_are_skipped() -> None:
-    text = "\n".join(["-- No entries --", "{half", entry("x"), "[]"])
-    assert [record.message for record in _journal.records(text)] == ["x"]
 
 
 class Calls:
@@ -319,16 +268,6 @@ def test_an_old_systemd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         _systemd.require_floor()
     Calls(monkeypatch, (0, "systemd 257 (257.4-1)\n", ""))
     _systemd.require_floor()
-
-
-def test_the_journal_of_one_run_has_systemds_own_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = Calls(monkeypatch, (0, entry("x"), ""))
-    assert [record.message for record in _journal.journal("qwen", invocation="ab", after_cursor="s=9", lines=7)] == [
-        "x"
-    ]
-    command = calls.commands[0]
-    assert "--all" in command and "--lines=7" in command and "--after-cursor=s=9" in command
-    assert command[-4:] == ["_SYSTEMD_INVOCATION_ID=ab", "+", "INVOCATION_ID=ab", "UNIT=qwen.service"]
 
 
 def test_a_command_that_hangs_is_ended() -> None:

@@ -1,0 +1,155 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The journal of one unit, followed over its lives: each line once, and what cannot be read said in words."""
+
+from __future__ import annotations
+
+import time
+import typing as t
+
+from . import _journal
+from ._errors import ServingError
+from ._systemd import NoAnswer, UnitState
+
+__all__ = ("Reader",)
+
+FIRST_LINES = 2000
+PATIENCE = 5.0  # seconds for a journal that does not answer
+AGAIN = 3.0  # seconds until it is asked again where there was nothing or where it failed
+DENIED = ("insufficient permissions", "not seeing messages from other users")
+NONE = ("No journal files were found",)
+DAMAGED = ("corrupted", "truncated", "unsupported feature")
+
+
+class Reader:
+    """Reads on from where it was, in this process or in an earlier one.
+
+    A journalctl that follows costs nothing while nothing is written, where one for each look would cost a hundredth of
+    a core. What has to be complete is asked for at once: the first look, and all of a unit that does not run.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self.unit = unit
+        self.warnings: t.Dict[str, str] = {}
+        self._cursor: t.Optional[str] = None
+        self._boot, self._stamp = "", 0  # of the last record
+        self._dropped = 0
+        self._life: t.Optional[str] = None
+        self._follower: t.Optional[_journal.Stream] = None
+        self._parser = _journal.Parser()
+        self._next = float("-inf")  # no question before
+
+    def read(self, state: UnitState) -> t.List[_journal.Record]:
+        """The lines since the last call."""
+        new_life = self._life != state.invocation_id
+        if new_life or not state.runs or not self._cursor:
+            if not new_life and time.monotonic() < self._next:
+                return []
+            self.close()
+            found = self._once(state)
+            self._life = state.invocation_id
+            if state.runs and self._cursor:
+                self._follow()
+        elif self._follower is not None:
+            found = self._poll(self._follower)
+        else:
+            found = []
+            if time.monotonic() >= self._next:
+                self._follow()
+        return self._taken(found)
+
+    def close(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+    def save(self) -> t.Dict[str, t.Any]:
+        return {
+            "cursor": self._cursor,
+            "boot": self._boot,
+            "stamp": self._stamp,
+            "dropped": self._dropped,
+            "warnings": dict(self.warnings),
+        }
+
+    def restore(self, saved: t.Mapping[str, t.Any]) -> None:
+        self._cursor, self._boot, self._stamp = saved["cursor"], saved["boot"], saved["stamp"]
+        self._dropped, self.warnings = saved["dropped"], dict(saved["warnings"])
+
+    def _once(self, state: UnitState) -> t.List[_journal.Record]:
+        found = None
+        if self._cursor:
+            found = self._ask(after_cursor=self._cursor)
+        if found is None and state.invocation_id:
+            # The place where it was is gone, or there was none: what is of this life and later than all that was seen.
+            found = self._ask(invocation=state.invocation_id, lines=FIRST_LINES)
+            found = [one for one in found or () if one.boot != self._boot or one.monotonic > self._stamp]
+        if not found:
+            self._next = time.monotonic() + (AGAIN if state.runs else 0.0)
+        return found or []
+
+    def _ask(self, **options: t.Any) -> t.Optional[t.List[_journal.Record]]:
+        remarks: t.List[str] = []
+        try:
+            found = _journal.journal(self.unit, timeout=PATIENCE, remarks=remarks, **options)
+        except NoAnswer as error:
+            self.warnings["journal"] = error.message
+            self._next = time.monotonic() + AGAIN
+            return []
+        except ServingError as error:
+            self._remark(remarks)
+            if "after_cursor" not in options and "denied" not in self.warnings:
+                self.warnings["journal"] = error.message
+            self._next = time.monotonic() + AGAIN
+            return None
+        self._remark(remarks)
+        self.warnings.pop("journal", None)
+        return found
+
+    def _follow(self) -> None:
+        arguments = ["--follow", "--no-tail", *_journal.arguments_of(self.unit, after_cursor=self._cursor)]
+        self._next = time.monotonic() + AGAIN  # not again before, should it end at once
+        try:
+            self._follower, self._parser = _journal.Stream(arguments), _journal.Parser()
+        except ServingError as error:
+            self.warnings["journal"] = error.message
+
+    def _poll(self, follower: _journal.Stream) -> t.List[_journal.Record]:
+        found: t.List[_journal.Record] = []
+        for chunk in follower.read():
+            found += self._parser.feed(chunk)
+        if follower.ended:
+            # Rotated away under it, or the host has no more watches to give: the next one goes on at the same place.
+            if follower.close() and not found:
+                self._cursor = None
+            self._remark(follower.said.splitlines())
+            self._follower = None
+        return found
+
+    def _taken(self, found: t.List[_journal.Record]) -> t.List[_journal.Record]:
+        if found and found[0].cursor == self._cursor:
+            found = [one for one in found if one.cursor != self._cursor]
+        for cursor, one in {one.cursor: one for one in found}.items():
+            self._cursor, self._boot, self._stamp = cursor or self._cursor, one.boot, one.monotonic
+            self._dropped += one.dropped
+        if self._dropped:
+            self.warnings["dropped"] = (
+                'the journal left out %d lines of the unit "%s", which wrote too many at once'
+                % (self._dropped, self.unit)
+            )
+        return found
+
+    def _remark(self, remarks: t.Sequence[str]) -> None:
+        text = "\n".join(remarks)
+        if any(words in text for words in DENIED):
+            self.warnings["denied"] = (
+                'the journal of the unit "%s" cannot be read in full: run as root, or with become' % self.unit
+            )
+            self.warnings.pop("journal", None)
+        elif any(words in text for words in NONE):
+            self.warnings["none"] = "this host keeps no journal: what the service writes cannot be seen there"
+        damaged = next((line for line in remarks if any(words in line for words in DAMAGED)), None)
+        if damaged:
+            self.warnings["damaged"] = "a part of the journal cannot be read: %s" % damaged.strip().rstrip(".")
