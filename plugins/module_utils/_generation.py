@@ -110,6 +110,7 @@ def probe(
     for url in sides.values():
         _http.check(access)
         _http.join(url, "/")  # a URL that cannot be used is the caller's mistake, not the server's
+    _http.load()
     outcome = _bounded.run(work, timeout, tick=tick)
     found: t.Dict[str, Side] = {}
     for name, url in sides.items():
@@ -298,14 +299,6 @@ def _content(reply: Reply, kind: str) -> bool:
         if any(words) or choice.get("finish_reason") == "length":
             return True
     return False
-
-
-def listed_models(body: str) -> t.List[str]:
-    """The ids in a list of models, as OpenAI shapes it; empty for anything else."""
-    try:
-        return [row["id"] for row in _http.loads(body)["data"] if isinstance(row["id"], str)]
-    except (KeyError, TypeError):
-        return []
 
 
 def same_model(wanted: str, got: str) -> bool:

@@ -21,20 +21,10 @@ import typing as t
 from dataclasses import dataclass, field
 from urllib.parse import urljoin, urlsplit
 
-from . import (
-    _bounded,
-    _site,  # noqa: F401
-)
+from . import _bounded, _site
 from ._errors import UsageError
 
-try:
-    import requests
-    from urllib3.exceptions import HTTPError as TransportError
-except ImportError:
-    requests = None  # type: ignore[assignment]
-    TransportError = OSError  # type: ignore[assignment,misc]
-
-__all__ = ("Access", "Answer", "Request", "check", "exchange", "fetch", "join", "loads", "unfinished")
+__all__ = ("Access", "Answer", "Request", "check", "exchange", "fetch", "join", "load", "loads", "unfinished")
 
 MAX_BYTES = 1 << 20
 MAX_EVENTS = 256
@@ -44,7 +34,25 @@ HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 HEADER_VALUE = re.compile(r"(?:[\x21-\x7e\xa0-\xff][\t\x20-\x7e\xa0-\xff]*)?\Z")
 SYSTEM_CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
+_AUTHORITY = 'name a file with the certificate of its authority in "ca_path"'
+# By the number that OpenSSL gives the problem, with the remedy where there is exactly one.
+CERTIFICATE_PROBLEMS = {
+    9: "look at the clocks of both hosts",
+    10: "renew the certificate of the server",
+    18: 'name a file with this certificate in "ca_path"',
+    19: _AUTHORITY,
+    20: _AUTHORITY,
+    21: _AUTHORITY,
+    62: "use a name in the URL that the certificate has",
+    64: "use an address or name in the URL that the certificate has",
+}
+NOT_TLS = ("WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
+
 Note = t.Callable[[t.Dict[str, t.Any]], None]
+
+# Loaded with the first request: that takes longer than most looks at a host, and many of these make none.
+requests: t.Any = None
+TransportError: t.Type[Exception] = OSError
 
 
 class Access(t.NamedTuple):
@@ -89,13 +97,22 @@ class Answer:
         return "html" in self.content_type or self.body.lstrip()[:15].lower().startswith(("<!doctype html", "<html"))
 
 
+def load() -> None:
+    """Have the library that makes requests, before a child is forked that would load it for itself alone."""
+    global requests, TransportError
+    if requests is None:
+        _site.require(("requests",))
+        import requests as library
+        from urllib3.exceptions import HTTPError
+
+        requests, TransportError = library, HTTPError
+
+
 def join(base: str, path: str) -> str:
     """The URL of an endpoint. A base that ends in /v1 or /v3, as clients of OpenAI are given it, is understood too."""
     _check_url(base)
     base = base.rstrip("/")
-    if base.endswith(("/v1", "/v3")) and re.match(r"/v\d/", path):
-        base = base[: -len("/v1")]
-    return base + path
+    return (base[: -len("/v1")] if base.endswith(("/v1", "/v3")) else base) + path
 
 
 def _check_url(url: str) -> None:
@@ -147,6 +164,7 @@ def fetch(request: Request, access: Access, timeout: float, tick: t.Optional[t.C
         return vars(exchange(request, access, timeout, report))
 
     check(access)
+    load()
     outcome = _bounded.run(work, timeout, tick=tick)
     if outcome.status == "ok":
         return Answer(**outcome.value)
@@ -177,6 +195,7 @@ def unfinished(url: str, notes: t.Iterable[t.Dict[str, t.Any]], timeout: float) 
 
 def exchange(request: Request, access: Access, timeout: float, note: Note) -> Answer:
     """The exchange itself, unbounded: call it in a child only. ``note`` gets what is worth keeping if it is cut off."""
+    load()
     began = time.monotonic()
     answer = Answer(url=request.url)
     try:
@@ -290,14 +309,25 @@ def _causes(error: BaseException) -> t.Iterator[BaseException]:
         pending.extend(item for item in inner if isinstance(item, BaseException))
 
 
+def _tls_problem(error: ssl.SSLError) -> str:
+    """What is wrong with the certificate, and what is to be done about it."""
+    known = CERTIFICATE_PROBLEMS.get(getattr(error, "verify_code", 0))
+    if known is not None:
+        return "%s: %s" % (getattr(error, "verify_message", "").rstrip("."), known)
+    reason = str(error.reason or "")
+    if reason in NOT_TLS:
+        return "the server does not speak it: use http:// in the URL"
+    return str(getattr(error, "verify_message", "") or reason or error)
+
+
 def _explain(error: BaseException, answer: Answer) -> t.Tuple[str, str]:
     """The outcome and one sentence for a failed exchange."""
+    load()
     causes = list(_causes(error))
     numbers = [cause.errno for cause in causes if isinstance(cause, OSError) and cause.errno is not None]
     for cause in causes:
         if isinstance(cause, ssl.SSLError):
-            why = getattr(cause, "verify_message", "") or getattr(cause, "reason", "") or cause
-            return "tls", "TLS failed: %s" % why
+            return "tls", "TLS failed: %s" % _tls_problem(cause)
         if isinstance(cause, socket.gaierror):
             return "unresolved", "the host name cannot be resolved: %s" % cause.strerror
         if isinstance(cause, requests.exceptions.Timeout):

@@ -165,12 +165,61 @@ def test_without_a_model_the_first_one_listed_is_asked() -> None:
     assert (server.asked[1].body or {})["model"] == "one"
 
 
+def made(engine: str, *answers: _http.Answer, **question: t.Any) -> t.Tuple[Side, t.List[_http.Request]]:
+    """A probe of another engine than most, and what was asked."""
+    server = Server(*answers)
+    side = _generation._ask("http://h", _generation.Question(_engines.get(engine), **question), server)
+    return side, server.asked
+
+
+def test_triton_is_asked_by_the_name_in_the_path_and_without_a_stream() -> None:
+    answer = whole({"model_name": "a/b", "model_version": "1", "text_output": "x"})
+    side, (request,) = made("triton", answer, model="a/b", prompt="p")
+    assert (side.verdict, side.model, side.tokens, side.endpoint) == ("ok", "a/b", 1, "generate")
+    assert (request.method, request.url, request.stream) == ("POST", "http://h/v2/models/a%2Fb/generate", False)
+    assert request.body == {"text_input": "p", "max_tokens": 8, "exclude_input_in_output": True}
+
+
 @pytest.mark.parametrize(
-    "body",
-    ["[" * 100000, "", "[]", "null", '{"data": 1}', '{"data": null}', '{"data": ["m"]}', '{"data": [{"id": [1]}]}'],
+    ("answer", "verdict"),
+    [
+        (whole({"model_name": "m", "text_output": ""}), "empty_response"),
+        (whole({"model_name": "m"}), "empty_response"),
+        (whole({"model_name": "other", "text_output": "x"}), "wrong_model"),
+        (whole({"error": "out of memory"}), "error_response"),
+        (whole({"error": "Request for unknown model: 'm' is not found"}, 400), "wrong_model"),
+        (whole({"error": "failed to parse"}, 400), "error_response"),
+    ],
 )
-def test_what_is_no_list_of_models_lists_none(body: str) -> None:
-    assert _generation.listed_models(body) == []
+def test_what_an_answer_of_triton_proves(answer: _http.Answer, verdict: str) -> None:
+    assert made("triton", answer, model="m")[0].verdict == verdict
+
+
+def test_without_a_name_the_first_model_that_is_ready_is_asked() -> None:
+    models = whole([{"name": "a", "state": "UNAVAILABLE"}, {"name": "b", "state": "READY"}])
+    side, asked = made("triton", models, whole({"model_name": "b", "text_output": "x"}))
+    assert side.verdict == "ok"
+    assert [(request.method, request.url) for request in asked] == [
+        ("POST", "http://h/v2/repository/index"),
+        ("POST", "http://h/v2/models/b/generate"),
+    ]
+    side, asked = made("triton", whole([{"name": "a", "state": "LOADING"}]))
+    assert (side.verdict, len(asked)) == ("misconfigured", 1)
+    assert side.error == "no model is ready, and the endpoint needs its name"
+
+
+def test_ovms_and_ollama_are_asked_for_what_they_have() -> None:
+    graphs = whole({"q": {"model_version_status": [{"version": "1", "state": "AVAILABLE"}]}})
+    side, asked = made("ovms", graphs, stream(text("x", model="q")))
+    assert side.verdict == "ok"
+    assert [request.url for request in asked] == ["http://h/v1/config", "http://h/v3/completions"]
+    assert (asked[1].body or {})["model"] == "q"
+    missing = whole({"error": "Mediapipe graph definition with requested name is not found"}, 404)
+    side, asked = made("ovms", missing, model="q")
+    assert (side.verdict, len(asked)) == ("wrong_model", 1)
+    side, asked = made("ollama", whole({"models": [{"name": "l:latest"}]}), stream(text("x", model="l:latest")))
+    assert [request.url for request in asked] == ["http://h/api/tags", "http://h/v1/completions"]
+    assert (side.verdict, side.model) == ("ok", "l:latest")
 
 
 def test_a_probe_refuses_a_key_before_it_asks() -> None:

@@ -24,10 +24,18 @@ from ansible_collections.gpuops.serving.plugins.module_utils._errors import Usag
         ("http://h:1/v1", "http://h:1/v1/models"),
         ("https://h/lane/v1/", "https://h/lane/v1/models"),
         ("https://h/lane", "https://h/lane/v1/models"),
+        ("http://h:1/v3/", "http://h:1/v1/models"),
+        ("http://h:1/v2", "http://h:1/v2/v1/models"),
     ],
 )
 def test_a_base_with_or_without_v1_leads_to_the_same_endpoint(base: str, url: str) -> None:
     assert _http.join(base, "/v1/models") == url
+
+
+def test_what_stands_beside_the_version_is_found_from_such_a_base_too() -> None:
+    assert _http.join("http://h:1/v1", "/v2/health/ready") == "http://h:1/v2/health/ready"
+    assert _http.join("http://h:1/v3", "/v3/chat/completions") == "http://h:1/v3/chat/completions"
+    assert _http.join("http://h:1/v1", "/metrics") == "http://h:1/metrics"
 
 
 @pytest.mark.parametrize(

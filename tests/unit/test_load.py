@@ -198,3 +198,81 @@ def test_a_drain_refuses_limits_that_are_none(name: str, value: float) -> None:
     limits = dict({"timeout": 1.0, "interval": 1.0}, **{name: value})
     with pytest.raises(UsageError):
         _load.drain(VLLM, "http://127.0.0.1:1", _http.Access(), **limits)
+
+
+TRITON = """\
+nv_inference_pending_request_count{model="a",version="1"} 2
+nv_trt_llm_request_metrics{model="a",request_type="context",version="1"} 9
+nv_trt_llm_request_metrics{model="a",request_type="active",version="1"} 3
+nv_trt_llm_request_metrics{model="b",request_type="active",version="1"} 1
+nv_trt_llm_request_metrics{model="a",request_type="waiting",version="1"} 4
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction",model="a"} 0.5
+nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="max",model="a"} 900
+vllm:generation_tokens_total{model="c",version="1"} 16
+"""
+
+
+def test_metrics_are_told_apart_by_a_label_and_parts_add_up() -> None:
+    load = _load.load_of(_engines.PROFILES["triton"], _load.parse(TRITON))
+    assert load == _load.Load(4.0, 6.0, 0.5, {"vllm:generation_tokens_total": 16.0})
+    ovms = _load.parse('ovms_current_graphs{name="a"} 2\novms_current_requests{name="b",version="1"} 3\n')
+    assert _load.load_of(_engines.PROFILES["ovms"], ovms) == _load.Load(5.0)
+    alone = _load.parse('ovms_current_requests{name="b",version="1"} 3\n')
+    assert _load.load_of(_engines.PROFILES["ovms"], alone).running == 3.0
+
+
+def test_of_names_of_one_thing_the_newest_counts_alone() -> None:
+    samples = _load.parse("vllm:gpu_cache_usage_perc 0.9\nvllm:kv_cache_usage_perc 0.1\n")
+    assert _load.load_of(VLLM, samples).kv_use == 0.1
+
+
+def test_a_gauge_that_appears_with_the_first_request_is_zero_before_it() -> None:
+    profile = _engines.PROFILES["tgi"]
+    fresh = _http.Answer("u", status=200, body="tgi_batch_max_total_tokens 4096\n")
+    assert _load.reading_of(profile, fresh).load == _load.Load(0.0, 0.0)
+    other = _load.reading_of(profile, _http.Answer("u", status=200, body="something 1\n"))
+    assert (other.load, other.why) == (None, "unmeasured")
+
+
+@pytest.mark.parametrize(
+    ("engine", "url", "where"),
+    [
+        ("vllm", "http://h:8000/v1", "http://h:8000/metrics"),
+        ("triton", "http://h:8000", "http://h:8002/metrics"),
+        ("triton", "https://h/lane/v1", "https://h:8002/metrics"),
+        ("triton", "http://[::1]:8000", "http://[::1]:8002/metrics"),
+        ("ollama", "http://h:11434", None),
+    ],
+)
+def test_where_the_metrics_are(engine: str, url: str, where: t.Optional[str]) -> None:
+    assert _load.metrics_url(_engines.get(engine), url) == where
+
+
+@pytest.mark.parametrize(
+    ("engine", "listening", "why", "error"),
+    [
+        ("triton", ("http://h:8000",), "unmeasured", "nothing answers at http://h:8002/metrics, although the engine"),
+        ("triton", (), "absent", "nothing answers at http://h:8000/v2/repository/index"),
+        ("vllm", (), "absent", "nothing answers at http://h:8000/metrics"),
+        ("ollama", ("http://h:8000",), "unmeasured", 'the engine profile "ollama" knows no metrics'),
+        ("ollama", (), "absent", "nothing answers at http://h:8000/api/tags"),
+    ],
+)
+def test_metrics_that_nobody_serves_do_not_mean_that_the_engine_is_gone(
+    monkeypatch: pytest.MonkeyPatch, engine: str, listening: t.Tuple[str, ...], why: str, error: str
+) -> None:
+    def fetch(request: _http.Request, _access: _http.Access, _timeout: float) -> _http.Answer:
+        there = request.url.startswith(listening) if listening else False
+        return _http.Answer(request.url, "answered", 200) if there else _http.Answer(request.url, "refused", error="r")
+
+    monkeypatch.setattr(_http, "fetch", fetch)
+    reading = _load.read(_engines.get(engine), "http://h:8000", _http.Access(), 1)
+    assert (reading.load, reading.why) == (None, why)
+    assert reading.error.startswith(error)
+
+
+def test_of_an_engine_that_counts_no_tokens_more_are_our_own() -> None:
+    name, profile = "vllm:generation_tokens_total", _engines.PROFILES["triton"]
+    before, eight, nine = (_load.Load(tokens={name: value}) for value in (0, 8, 9))
+    assert _load.others(profile, before, eight, 1, 64) is False
+    assert _load.others(profile, before, nine, 1, 64) is True

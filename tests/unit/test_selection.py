@@ -579,6 +579,16 @@ def test_the_titles_are_those_of_the_engine_or_of_the_service_that_names_the_uni
         assert _selection._titles(engine, unit) is None
 
 
+def test_a_service_names_the_titles_of_its_own_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {"profile": {"titles": ["^mine::"]}}
+    definitions(monkeypatch, a={"unit": "qwen.service", **own}, b={"unit": "x.service", "engine": "vllm", **own})
+    for engine, unit, definition in ((None, "qwen", {}), (None, "x.service", {}), ("vllm", "y.service", own)):
+        titles = _selection._titles(engine, unit, definition)
+        assert titles is not None
+        assert titles.search("mine::worker")
+        assert not titles.search("VLLM::Worker")
+
+
 def test_a_unit_brings_its_containers_and_they_are_kept() -> None:
     """The tracker is shown what is owned without them, and what is in them is owned from then on."""
     first, second = "ab" * 32, "cd" * 32

@@ -49,6 +49,12 @@ def specified() -> dict[str, dict[str, t.Any]]:
         ({"gpus": 0}, 'the gpus of the service "chat" is not a list'),
         ({"args": "--port 1"}, 'the args of the service "chat" is not a list'),
         ({"env": ["A=b"]}, 'the env of the service "chat" is not a mapping'),
+        ({"profile": ["x"]}, 'the profile of the service "chat" is not a mapping'),
+        (
+            {"profile": {"health": "x"}},
+            'the profile of the service "chat" cannot be used: the profile of the engine "vllm" cannot be changed: '
+            '"health" must be a path that begins with "/"',
+        ),
         (
             {"gateway": {"type": "haproxy", "sever": "a"}},
             'the gateway option "sever" of the service "chat" does not exist: use "server"',
@@ -151,6 +157,7 @@ def test_the_definition_has_what_modules_look_for_and_no_secret() -> None:
         "url": "http://127.0.0.1:8000",
         "route_url": "http://gw",
         "engine": "vllm",
+        "profile": None,
         "model": None,
         "gpus": ["0"],
         "user": "root",
@@ -162,6 +169,12 @@ def test_the_definition_has_what_modules_look_for_and_no_secret() -> None:
     }
     assert "k3y" not in repr(found)
     assert "t0ken" not in repr(found)
+
+
+def test_what_the_engine_does_otherwise_goes_into_the_definition() -> None:
+    (found,) = _services.resolve([item(profile={"metrics_port": 9002, "running": ["x"]})])
+    assert found["definition"]["profile"] == {"metrics_port": 9002, "running": ["x"]}
+    assert _service_checks.problems([item(profile={"metrics_port": 9002})]) == []
 
 
 def test_secrets_go_into_the_two_files_of_root() -> None:
