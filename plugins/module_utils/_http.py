@@ -314,7 +314,7 @@ def _tls_problem(error: ssl.SSLError) -> str:
     known = CERTIFICATE_PROBLEMS.get(getattr(error, "verify_code", 0))
     if known is not None:
         return "%s: %s" % (getattr(error, "verify_message", "").rstrip("."), known)
-    reason = str(error.reason or "")
+    reason = str(getattr(error, "reason", "") or "")
     if reason in NOT_TLS:
         return "the server does not speak it: use http:// in the URL"
     return str(getattr(error, "verify_message", "") or reason or error)
