@@ -266,7 +266,12 @@ class Ladder:
         self.mark("generation", False, "%s: %s" % (side.verdict, side.error))
         if side.verdict in ("auth_error", "wrong_model"):
             verdict = "auth_error" if side.verdict == "auth_error" else "wrong_server"
-            return Ending(verdict, "the engine does not generate: %s" % side.error)
+            msg = "the engine does not generate: %s" % side.error
+            if verdict == "wrong_server" and not self.profile.models_static:
+                # What is still being loaded may be listed a moment before it is served.
+                return self._doubt("generation", verdict, msg)
+            return Ending(verdict, msg)
+        self._sure("generation")
         failed = side.verdict in FAILURES and side.status not in (None, 429, 503)
         full = limit >= self.options.generation_timeout
         if full or not (failed or side.verdict == "wedged"):
