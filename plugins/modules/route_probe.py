@@ -43,6 +43,12 @@ options:
       - Default is that of O(service), else V(openai), which fits any server that answers like OpenAI.
     type: str
     choices: [llama_cpp, vllm, sglang, ovms, triton, tgi, ollama, openai]
+  profile:
+    description:
+      - What this engine does otherwise than its profile says, as a mapping of fields to values; see the page
+        C(docs/engines.md).
+      - Default is that of O(service).
+    type: dict
   model:
     description:
       - The model to ask, which must also be the one that answers. What stands before the last slash is not compared.
@@ -69,7 +75,9 @@ options:
     type: float
     default: 1
   endpoint:
-    description: What to ask. V(auto) asks for a completion, and for a chat where there are no completions.
+    description: >-
+      What to ask. V(auto) asks for a completion, and for a chat where there are no completions; of Triton, what its
+      generate extension gives.
     type: str
     choices: [auto, completions, chat]
     default: auto
@@ -229,7 +237,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
     params = ctx.params
-    profile = _engines.get(params["engine"], (params.get("definition") or {}).get("profile"))
+    profile = _engines.get(params["engine"], params["profile"])
     found = _probe.run(
         _probe.sides_of(params["url"], params["route_url"], params.get("definition") or {}),
         _generation.Question(profile, params["model"], params["endpoint"], params["prompt"]),
@@ -252,6 +260,7 @@ def main() -> None:
             "url": {"type": "str"},
             "route_url": {"type": "str"},
             "engine": {"type": "str", "choices": _engines.NAMES},
+            "profile": {"type": "dict"},
             "model": {"type": "str"},
             "timeout": {"type": "float", "default": 30},
             "max_ttft": {"type": "float"},
@@ -264,7 +273,7 @@ def main() -> None:
             "report_only": {"type": "bool", "default": False},
         },
         body,
-        fill={"engine": "engine", "model": "model"},
+        fill={"engine": "engine", "profile": "profile", "model": "model"},
         requires=("requests",),
     )
 

@@ -33,11 +33,18 @@ options:
   engine:
     description:
       - The profile of the engine. Default is that of O(service), else V(openai).
-      - V(openai) knows no metrics, so that the answer is V(unknown) while the server runs.
-      - SGLang has metrics only with C(--enable-metrics), llama.cpp only with C(--metrics), vLLM always, except with
-        C(--disable-log-stats).
+      - V(openai) and V(ollama) know no metrics, so that the answer is V(unknown) while the server runs.
+      - SGLang has metrics only with C(--enable-metrics), llama.cpp only with C(--metrics), OVMS only with
+        C(--metrics_enable), vLLM always, except with C(--disable-log-stats). Triton counts what runs only where the
+        backend of the model does.
     type: str
     choices: [llama_cpp, vllm, sglang, ovms, triton, tgi, ollama, openai]
+  profile:
+    description:
+      - What this engine does otherwise than its profile says, as a mapping of fields to values; see the page
+        C(docs/engines.md).
+      - Default is that of O(service).
+    type: dict
   timeout:
     description:
       - Seconds to wait. V(0) means one look, and a second one to confirm it.
@@ -142,7 +149,7 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
         raise UsageError('there is nothing to look at: give "url", or a service whose definition has one')
     began = SYSTEM_CLOCK.monotonic()
     found = _load.drain(
-        _engines.get(params["engine"], (params.get("definition") or {}).get("profile")),
+        _engines.get(params["engine"], params["profile"]),
         params["url"],
         _http.check(
             _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
@@ -161,13 +168,14 @@ def main() -> None:
             **_ansible.http_spec(),
             "url": {"type": "str"},
             "engine": {"type": "str", "choices": _engines.NAMES},
+            "profile": {"type": "dict"},
             "timeout": {"type": "float", "default": 300},
             "interval": {"type": "float", "default": 0.5},
             "run_id": {"type": "str"},
             "report_only": {"type": "bool", "default": False},
         },
         body,
-        fill={"url": "url", "engine": "engine"},
+        fill={"url": "url", "engine": "engine", "profile": "profile"},
         requires=("requests",),
     )
 
