@@ -27,6 +27,7 @@ MOST_GID = 2**32 - 2  # the one above means no group at all
 KINDS: t.Tuple[t.Tuple[str, t.Callable[[t.Any], bool], str], ...] = (
     ("unit", lambda value: isinstance(value, str) and bool(value), "the name of a unit"),
     ("engine", lambda value: isinstance(value, str), "the name of an engine"),
+    ("log_path", lambda value: isinstance(value, str) and value.startswith("/"), "the absolute path of a file"),
     ("profile", lambda value: isinstance(value, dict), "a mapping of fields of the engine's profile to values"),
     ("mark_gid", _is_gid, "the number of a group, from 1 to %d" % MOST_GID),
 )

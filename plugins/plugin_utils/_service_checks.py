@@ -22,7 +22,7 @@ PCI_ADDRESS = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z",
 
 COMMON_OPTIONS = (
     *("name", "engine", "profile", "model", "host", "port", "url", "gpus", "unit", "manage_unit", "api_key", "user"),
-    *("stop_timeout", "ready_timeout", "stall_timeout", "gateway"),
+    *("log_path", "stop_timeout", "ready_timeout", "stall_timeout", "gateway"),
 )
 # Options that mean something only in a unit that the role writes.
 UNIT_OPTIONS = (
@@ -82,6 +82,8 @@ def _item_problems(service: Item) -> t.List[str]:
         found.append('the engine "%s" %s is not known: use one of %s' % (engine, of, ", ".join(_engines.PROFILES)))
     else:
         found += _profile_problems(engine, service.get("profile"), of)
+    if service.get("log_path") and not str(service["log_path"]).startswith("/"):
+        found.append('the log_path "%s" %s is not absolute' % (service["log_path"], of))
     unit = _services.unit_of(service)
     if not UNIT_NAME.match(unit):
         found.append('the unit "%s" %s is not the name of a service unit: it must end in .service' % (unit, of))

@@ -112,6 +112,7 @@ def definition(service: Item) -> t.Dict[str, t.Any]:
         "url": service.get("url") or (default_url(service) if service.get("port") else None),
         "route_url": gateway.get("url") if gateway.get("type", "none") != "none" else None,
         "engine": value_of(service, "engine"),
+        "log_path": service.get("log_path") or None,
         "profile": dict(service["profile"]) if service.get("profile") else None,
         "model": value_of(service, "model"),
         # None is all GPUs of the host, an empty list is none of them.

@@ -57,6 +57,7 @@ def test_a_damaged_definition_is_an_error(folder: str, content: str) -> None:
 WRONG: t.List[t.Tuple[str, t.Any]] = [
     *(("unit", value) for value in (5, "", ["q"], False)),
     *(("engine", value) for value in (5, ["vllm"], {})),
+    *(("log_path", value) for value in ("x", 7, "")),
     *(("profile", value) for value in ("x", [], 7)),
     *(("mark_gid", value) for value in (True, "7", 7.0, 0, -1, 2**32 - 1, [7])),
 ]

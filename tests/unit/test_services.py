@@ -49,6 +49,7 @@ def specified() -> dict[str, dict[str, t.Any]]:
         ({"gpus": 0}, 'the gpus of the service "chat" is not a list'),
         ({"args": "--port 1"}, 'the args of the service "chat" is not a list'),
         ({"env": ["A=b"]}, 'the env of the service "chat" is not a mapping'),
+        ({"log_path": "x.log"}, 'the log_path "x.log" of the service "chat" is not absolute'),
         ({"profile": ["x"]}, 'the profile of the service "chat" is not a mapping'),
         (
             {"profile": {"health": "x"}},
@@ -157,6 +158,7 @@ def test_the_definition_has_what_modules_look_for_and_no_secret() -> None:
         "url": "http://127.0.0.1:8000",
         "route_url": "http://gw",
         "engine": "vllm",
+        "log_path": None,
         "profile": None,
         "model": None,
         "gpus": ["0"],
