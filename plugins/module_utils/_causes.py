@@ -91,11 +91,33 @@ CAUSES: Patterns = (
     (r"watchdog timeout|watchdog caught collective operation timeout", "watchdog"),
     (r"permission denied", "permission_denied"),
     (
-        r"received sigquit from a child|engine core (?:initialization )?failed|enginecore.{0,80}(?:failed|died)|"
+        r"received sigquit from a child|engine core (?:initialization )?failed|enginecore.{0,80}failed|enginecore.{0,80}died|"
         r"enginedeaderror|workerproc initialization failed|worker proc .{0,80}died",
         "child_failed",
     ),
     (r"failed to load all models|failed to load '[^']*' version", "model_failed"),
+)
+
+# Every pattern above needs one of these, in lower case: most lines have none, and looking for a text is cheap.
+HINTS = (
+    *("alloc", "memory", "killed", "oom-kill", "kv cache", "resources", "address already", "bind", "errno", "driver"),
+    *(
+        "mismatch",
+        "cuda init",
+        "cuda gpus",
+        "gpu is lost",
+        "fallen off",
+        "device",
+        "illegal",
+        "launch",
+        "uncorrectable",
+        "kernel image",
+    ),
+    *("failed", "space left", "quota", "disk space", "too many", "gated", "restricted", "client error", "credentials"),
+    *("deserializ", "file bounds", "corrupted", "magic", "incomplete", "not supported", "unknown", "model type"),
+    *("error", "not a local", "not found", "notfound", "not exist", "cannot find", "no such file", "not appear"),
+    *("shared object", "undefined symbol", "unrecognized", "invalid", "required", "not provided", "unexpected"),
+    *("watchdog", "denied", "sigquit", "died", "worker proc", "compatibility"),
 )
 
 # What each kind means.
@@ -173,7 +195,9 @@ FIGURES: t.Tuple[t.Tuple[t.Pattern[str], t.Tuple[str, ...]], ...] = (
 
 def cause_of(profile: t.Optional[Profile], line: str) -> t.Optional[Cause]:
     """The cause that a line of the log names, if it names one."""
-    for pattern, kind in (*(profile.fatal if profile is not None else ()), *CAUSES):
+    low = line.lower()
+    general = CAUSES if any(hint in low for hint in HINTS) else ()
+    for pattern, kind in (*(profile.fatal if profile is not None else ()), *general):
         if re.search(pattern, line, re.IGNORECASE):
             if NO_CAUSE.search(line):
                 return None

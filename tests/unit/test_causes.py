@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -194,6 +195,26 @@ def test_every_kind_is_explained_and_can_be_told() -> None:
         told |= {kind for _pattern, kind in profile.fatal}
     assert told | {"killed", "exited"} == set(_causes.KINDS)
     assert {kind for kinds in _causes.VAGUE for kind in kinds} <= set(_causes.KINDS)
+
+
+def alternatives(pattern: str) -> list[str]:
+    """What an expression gives to choose from, outside of all groups."""
+    found, depth = [""], 0
+    for sign in pattern:
+        depth += (sign in "([") - (sign in ")]")
+        if sign == "|" and not depth:
+            found.append("")
+        else:
+            found[-1] += sign
+    return found
+
+
+def test_every_pattern_needs_one_of_the_hints() -> None:
+    """A hint counts only outside of groups, since those give to choose."""
+    for pattern, _kind in _causes.CAUSES:
+        for text in alternatives(pattern):
+            needed = re.sub(r"\(\?[:!<].*?\)", "#", text).lower()
+            assert any(hint in needed for hint in _causes.HINTS), text
 
 
 @pytest.mark.parametrize(
