@@ -91,8 +91,8 @@ CAUSES: Patterns = (
     (r"watchdog timeout|watchdog caught collective operation timeout", "watchdog"),
     (r"permission denied", "permission_denied"),
     (
-        r"received sigquit from a child|engine core (?:initialization )?failed|enginecore.{0,80}failed|enginecore.{0,80}died|"
-        r"enginedeaderror|workerproc initialization failed|worker proc .{0,80}died",
+        r"received sigquit from a child|engine core (?:initialization )?failed|enginecore.{0,80}failed|"
+        r"enginecore.{0,80}died|enginedeaderror|workerproc initialization failed|worker proc .{0,80}died",
         "child_failed",
     ),
     (r"failed to load all models|failed to load '[^']*' version", "model_failed"),
