@@ -15,7 +15,7 @@ import platform
 import sys
 import typing as t
 
-from . import _agent_gpu, _agent_stop, _service, _site, _verdicts
+from . import _agent_gpu, _agent_stop, _agent_wait, _service, _site, _verdicts
 from ._errors import ServingError, UsageError
 
 # The agent lies in HOME/lib/gpuops.
@@ -28,7 +28,7 @@ def version(options: argparse.Namespace) -> int:
     found = {
         "agent": _stamp()[:16] or "unknown",
         "python": platform.python_version(),
-        "missing": _site.missing(("psutil", "pynvml", "requests")),
+        "missing": _site.missing(("psutil", "pynvml", "requests", "tqdm")),
         "services": _service.names(),
     }
     print(json.dumps(found))
@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=version)
     _agent_gpu.add(commands)
     _agent_stop.add(commands)
+    _agent_wait.add(commands)
     return parser
 
 

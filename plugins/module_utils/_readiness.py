@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import typing as t
 
-from . import _causes
+from . import _causes, _engines, _http
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
 from ._ladder import Ladder
@@ -21,6 +21,7 @@ from ._tiers import Ending, Options, Target, Tier
 
 __all__ = ("Wait",)
 
+NEAR_PERCENT, NEAR_OVERALL = 90.0, 75.0
 FIRST_PAUSE = 0.25
 SLOWER = 1.5
 LAST_WORDS = 0.2
@@ -93,6 +94,7 @@ class Wait:
         return {
             "phase": self.progress.phase,
             "percent": self.progress.percent,
+            "overall": _engines.overall(self.profile, self.progress.phase, self.progress.percent),
             "tier_reached": self.ladder.reached,
             "missing": "" if missing is None else missing.name,
             "restarts": self.restarts,
@@ -131,6 +133,14 @@ class Wait:
             else:
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))
+        if self._near():
+            _http.load()
+
+    def _near(self) -> bool:
+        """Whether the first request is near, by the log: then it must not wait for what it is made with."""
+        percent = self.progress.percent
+        overall = _engines.overall(self.profile, self.progress.phase, percent)
+        return (percent or 0.0) >= NEAR_PERCENT or (overall or 0.0) >= NEAR_OVERALL
 
     # Looks
 

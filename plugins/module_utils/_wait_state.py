@@ -23,10 +23,10 @@ __all__ = ("Slice", "boot_id")
 FORMAT = 1
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 SETTLE = 1.0  # seconds that a change stands before it ends a slice: readiness itself ends it at once
-# A slice costs the host what it takes to start a program. Whatever changes, that stays below a share of the time, after
-# an allowance that makes the first minute lively.
-SHARE, ALLOWANCE = 0.012, 5.0
-SHORTEST, LONGEST = 8.0, 30.0
+# A slice costs the host what it takes to start a program, and a little that the program does not see. Whatever changes,
+# that stays below a share of the time, after an allowance of some seconds that makes the beginning lively.
+SHARE, ALLOWANCE, UNSEEN = 0.01, 3.0, 0.15
+LONGEST = 55.0
 
 
 def boot_id(path: str = BOOT_ID) -> str:
@@ -52,7 +52,7 @@ class Slice:
         self.clock, self._boot, self._what = clock, boot, list(what)
         self._began, self._changed = clock.monotonic(), float("inf")
         self._lively = ask.lively
-        self._cost = time.process_time()  # what it took to come here
+        self._cost = time.process_time() + UNSEEN  # what it took to come here
         token = ask.token
         fits = [token.get("format"), token.get("boot"), token.get("what")] == [FORMAT, boot, self._what]
         self.warnings: t.List[str] = list(token.get("warnings", ()))
@@ -70,7 +70,7 @@ class Slice:
         """Whether the slice has lasted long enough, or has something to tell."""
         now = self.clock.monotonic()
         age = now - self._began
-        if age >= min(max(SHORTEST, self._cost / SHARE), LONGEST):
+        if age >= LONGEST:
             return True
         if not self._lively:
             return False

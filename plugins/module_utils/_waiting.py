@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import select
 import ssl
 import typing as t
 
@@ -168,9 +169,14 @@ def run(
 def _slice(
     planned: Plan, params: Params, tick: t.Callable[[], None], warn: t.Callable[[str], None], clock: Clock
 ) -> t.Dict[str, t.Any]:
+    def keep() -> None:
+        tick()
+        if _unheard():
+            raise ServingError("nobody waits for the answer any more")
+
     ask = _wait_request.asked(params["resume"])
     part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, _wait_state.boot_id(), clock)
-    ending = part.wait.run(tick, leave=part)
+    ending = part.wait.run(keep, leave=part)
     part.warnings += [text for text in planned.target.warnings if text not in part.warnings]
     if ending is not None:
         for text in part.warnings:
@@ -182,6 +188,13 @@ def _slice(
         "live": part.wait.live(),
         "resume": part.token(),
     }
+
+
+def _unheard(number: int = 1) -> bool:
+    """Whether the other end of the output is closed: the controller was killed, and its lease must not live on."""
+    poller = select.poll()
+    poller.register(number, select.POLLHUP)
+    return any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _number, event in poller.poll(0))
 
 
 def _answer(planned: Plan, wait: Wait, ending: Ending) -> t.Dict[str, t.Any]:

@@ -29,7 +29,10 @@ PYTHONS = ["3.%d" % minor for minor in range(8, 15)]
 MACHINES = ["x86_64", "aarch64"]
 TARGETS = [archive.target(python, machine) for python in PYTHONS for machine in MACHINES]
 HERE = archive.target("%d.%d" % sys.version_info[:2], os.uname().machine)
-NEEDED = ("psutil/__init__.py", "requests/__init__.py", "pynvml.py", "urllib3/", "idna/", "certifi/", "charset_nor")
+NEEDED = (
+    *("psutil/__init__.py", "requests/__init__.py", "pynvml.py", "tqdm/__init__.py"),
+    *("urllib3/", "idna/", "certifi/", "charset_nor"),
+)
 
 
 def requirements() -> t.Any:

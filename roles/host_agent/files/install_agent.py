@@ -38,7 +38,7 @@ from gpuops._agent import main
 sys.exit(main())
 """
 
-TRIAL = "import sys; sys.path[:0] = sys.argv[1:]; import psutil, pynvml, requests; import gpuops._agent"
+TRIAL = "import sys; sys.path[:0] = sys.argv[1:]; import psutil, pynvml, requests, tqdm; import gpuops._agent"
 
 # Without default dependencies, so that neither the target nor multi-user.target waits for the services it wants.
 TARGET = """[Unit]

@@ -1,0 +1,201 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The command ``gpuops wait``: the module wait_model_ready with its options and defaults."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+import typing as t
+
+from . import (
+    _agent_gpu,
+    _engines,
+    _service,
+    _site,  # noqa: F401
+    _verdicts,
+    _wait_text,
+)
+from ._errors import ServingError, UsageError
+from ._tiers import TIERS
+
+if t.TYPE_CHECKING:
+    from ._readiness import Wait
+
+__all__ = ["add", "run"]
+
+HEARTBEAT = 60.0  # seconds after which a line is printed although nothing changed
+FASTEST = 1.0  # seconds between two lines
+REDRAWN = 0.25
+BAR = "{desc}|{bar:20}| {postfix}"
+
+
+def add(commands: t.Any) -> None:
+    """Describe the command to the parser."""
+    command = commands.add_parser(
+        "wait",
+        allow_abbrev=False,
+        help="wait until a model generates, and say why when it does not",
+        description="Wait as long as something moves. Name a service of this host, or a unit and a URL.",
+    )
+    which = command.add_argument_group("what to wait for")
+    which.add_argument("service", nargs="?", metavar="NAME", help="a service that is defined on this host")
+    which.add_argument("--unit", metavar="UNIT", help="the systemd unit of the engine")
+    which.add_argument("--url", metavar="URL", help="the engine itself, such as http://127.0.0.1:8000")
+    which.add_argument("--engine", choices=list(_engines.PROFILES), help="its profile (default: openai)")
+    which.add_argument("--profile", metavar="JSON", type=_mapping, help="what is different here from that profile")
+    which.add_argument("--model", metavar="MODEL", help="the model that must be listed (default: any)")
+    which.add_argument(
+        "--gpus", metavar="GPU,...", type=_agent_gpu.listed, help="the GPUs of the service: index, UUID, PCI address"
+    )
+    which.add_argument("--log-path", metavar="FILE", help="where the engine logs, if not to the journal")
+    which.add_argument("--tier", choices=list(TIERS), default="generation", help="what to reach (default: generation)")
+    how = command.add_argument_group("how long to wait")
+    how.add_argument("--timeout", metavar="S", type=float, help="for all of it, whatever moves (default: 1800)")
+    how.add_argument("--stall-timeout", metavar="S", type=float, help="while nothing moves (default: 300)")
+    how.add_argument(
+        "--generation-timeout", metavar="S", type=float, default=60.0, help="for one attempt at a token (default: 60)"
+    )
+    how.add_argument(
+        "--max-restarts", metavar="N", type=int, default=3, help="restarts that make a restart loop (default: 3)"
+    )
+    how.add_argument("--interval", metavar="S", type=float, default=1.0, help="between two looks (default: 1)")
+    access = command.add_argument_group("how to reach the engine")
+    access.add_argument("--api-key-file", metavar="FILE", help="a file that holds the API key")
+    access.add_argument(
+        "--header", metavar="NAME=VALUE", type=_header, action="append", dest="headers", help="a header; repeat it"
+    )
+    access.add_argument(
+        "--no-validate-certs", action="store_false", dest="validate_certs", help="take any TLS certificate"
+    )
+    access.add_argument("--ca-path", metavar="FILE", help="certificates to verify with instead of the system's")
+    command.add_argument("--no-progress", action="store_false", dest="progress", help="show nothing while it lasts")
+    command.add_argument("--check", action="store_true", help="look once, and do not wait")
+    command.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    warnings: t.List[str] = []
+    try:
+        result = _wait(arguments, warnings.append)
+    except UsageError as error:
+        if arguments.json:
+            _print_json({**error.result, "msg": error.message, "verdict": "error"}, warnings)
+        raise
+    except ServingError as error:
+        result = {"verdict": "error", **error.result, "msg": error.message}
+    if arguments.json:
+        _print_json(result, warnings)
+    else:
+        for line in _wait_text.lines(result):
+            print(line)
+        print("%s: %s" % (result["verdict"], result["msg"]))
+        for text in warnings:
+            print("gpuops: warning: %s" % text, file=sys.stderr)
+    return _verdicts.lookup(result["verdict"]).exit_code
+
+
+def _wait(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dict[str, t.Any]:
+    # Loaded where it is asked for: the other commands are called by units, and need none of it.
+    from . import _waiting
+
+    params = _service.fill({**vars(arguments)}, _waiting.FILL)
+    if params["headers"] is not None:
+        params["headers"] = dict(params["headers"])
+    key_file = params["api_key_file"] or params.get("definition", {}).get("api_key_file")
+    params["api_key"] = _service.read_key(key_file) if key_file else None
+    with contextlib.ExitStack() as opened:
+        watch = None
+        if params["progress"] and not params["check"]:
+            watch = opened.enter_context(_progress(_wait_text.subject(params)))
+        return _waiting.run(params, check_mode=params["check"], warn=warn, watch=watch)
+
+
+def _print_json(result: t.Mapping[str, t.Any], warnings: t.Sequence[str]) -> None:
+    verdict = _verdicts.lookup(result["verdict"])
+    print(json.dumps({"changed": False, "ok": verdict.ok, **result, "warnings": list(warnings)}))
+
+
+def _mapping(text: str) -> t.Dict[str, t.Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError('"%s" is no JSON object' % text)
+    return found
+
+
+def _header(text: str) -> t.Tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError("a header is given as NAME=VALUE")  # what is wrong may be a key
+    return name, value
+
+
+# While it lasts
+
+
+def _progress(name: str) -> t.ContextManager[t.Callable[[Wait], None]]:
+    if sys.stderr.isatty():
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm
+
+            return _Bar(tqdm, name)
+    return _Lines(name)
+
+
+class _Lines:
+    """One line for each change, and one now and then."""
+
+    def __init__(self, name: str, clock: t.Callable[[], float] = time.monotonic) -> None:
+        self._name, self._clock = name, clock
+        self._key: t.Optional[t.List[t.Any]] = None
+        self._at = clock()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def __call__(self, wait: Wait) -> None:
+        now, live = self._clock(), wait.live()
+        key = _wait_text.key(live)
+        if now - self._at < FASTEST or not (_wait_text.changed(self._key, key) or now - self._at >= HEARTBEAT):
+            return
+        self._key, self._at = key, now
+        with contextlib.suppress(OSError):  # a terminal that is gone must not break off a wait
+            print("%s: %s" % (self._name, _wait_text.line(live)), file=sys.stderr, flush=True)
+
+
+class _Bar:
+    """One line that is drawn anew: how far the whole load has come as far as that can be told, and what goes on."""
+
+    def __init__(self, tqdm: t.Any, name: str, clock: t.Callable[[], float] = time.monotonic) -> None:
+        self._bar = tqdm(total=100, desc=name + " ", bar_format=BAR, file=sys.stderr, leave=False, dynamic_ncols=True)
+        self._clock, self._at = clock, float("-inf")
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        with contextlib.suppress(OSError):
+            self._bar.close()
+
+    def __call__(self, wait: Wait) -> None:
+        now = self._clock()
+        if now - self._at < REDRAWN:
+            return
+        self._at = now
+        live = wait.live()
+        share = live["percent"] if live["overall"] is None else live["overall"]
+        self._bar.n = 0 if share is None else int(share)
+        with contextlib.suppress(OSError):  # a terminal that is gone must not break off a wait
+            self._bar.set_postfix_str(_wait_text.line(live), refresh=True)
