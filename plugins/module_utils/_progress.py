@@ -36,7 +36,7 @@ SAVED = 1  # the version of what is saved
 PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s?%")
 FRACTION = re.compile(r"(?<![\d/.:-])(\d+)/(\d+)(?![\d/.:-])")
 UUID = re.compile(r"\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b")
-WORD_WITH_DIGIT = re.compile(r"\w*\d\w*")
+WORD_WITH_DIGIT = re.compile(r"\b[^\W\d]*\d\w*")  # anchored: a long word without one is looked through once
 HEX_WORD = re.compile(r"\b[a-fA-F]{6,}\b")  # an identifier that happens to have no digit
 NO_LETTER = re.compile(r"[^A-Za-z]+")
 
@@ -126,7 +126,6 @@ class Progress:
         phase = _engines.phase_of(self.profile, text)
         if phase is not None and phase.word != self.phase:
             self.phase, self.percent = phase.word, None
-        self.cause = _causes.better(self.cause, _causes.cause_of(self.profile, text))
         pattern = zlib.crc32(pattern_of(text).encode())
         percent = percent_in(text)
         if percent is not None:
@@ -135,6 +134,8 @@ class Progress:
                 self.moved("percent")
         if _remember(self._patterns, pattern, None, MAX_PATTERNS):
             self.moved("log")
+            # Once for all lines that differ in numbers only: it is by far the dearest look at a line.
+            self.cause = _causes.better(self.cause, _causes.cause_of(self.profile, text))
 
     def _grew(self, pattern: int, percent: float) -> bool:
         """Whether a progress bar is further than ever. One that was complete and begins again is another."""
