@@ -302,8 +302,13 @@ def _content(reply: Reply, kind: str) -> bool:
 
 
 def same_model(wanted: str, got: str) -> bool:
-    """Gateways add or drop what stands before the last slash."""
-    return wanted == got or wanted.rpartition("/")[2] == got.rpartition("/")[2]
+    """Gateways add or drop what stands before the last slash, and Ollama's clients the tag that goes without saying."""
+
+    def plain(name: str) -> str:
+        name = name.rpartition("/")[2]
+        return name[: -len(":latest")] if name.endswith(":latest") else name
+
+    return plain(wanted) == plain(got)
 
 
 def _excerpt(answer: _http.Answer) -> str:

@@ -301,3 +301,13 @@ def test_a_server_that_hangs_up_is_there() -> None:
         assert drain(url, 0.5).verdict == "unknown"
         assert ask(url)[0] == "error_response"
         rude.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("name", sorted(_engines.PROFILES))
+def test_a_token_comes_back_from_every_engine_as_its_profile_asks_for_it(name: str) -> None:
+    with engine("--engine", name) as url:
+        for model in (None, "tiny"):
+            question = _generation.Question(_engines.get(name), model)
+            side = _probe.run({"direct": url}, question, _http.Access(), _probe.Policy(5)).attempts[-1].direct
+            assert side is not None
+            assert (side.verdict, side.error) == ("ok", "")

@@ -222,6 +222,22 @@ def test_ovms_and_ollama_are_asked_for_what_they_have() -> None:
     assert (side.verdict, side.model) == ("ok", "l:latest")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "got", "same"),
+    [
+        ("m", "m", True),
+        ("org/m", "m", True),
+        ("m", "other/m", True),
+        ("llama3", "llama3:latest", True),
+        ("llama3:latest", "llama3", True),
+        ("llama3", "llama3:8b", False),
+        ("m", "mm", False),
+    ],
+)
+def test_which_names_are_of_one_model(wanted: str, got: str, same: bool) -> None:
+    assert _generation.same_model(wanted, got) is same
+
+
 def test_a_probe_refuses_a_key_before_it_asks() -> None:
     with pytest.raises(UsageError):
         _generation.probe({"direct": "http://h"}, _generation.Question(OPENAI, "m"), _http.Access("a\nb"), 30)
