@@ -21,20 +21,26 @@ CAUSES: Patterns = (
     (
         r"oom-kill|out of memory: killed process|killed process .{0,80} total-vm|"
         r"defaultcpuallocator: (?:can't|not enough)|cannot allocate memory|std::bad_alloc(?!.{0,80}cuda)|"
-        r"^memoryerror\b|unable to allocate .{0,40} for an array",
+        r"^memoryerror\b|unable to allocate .{0,40} for an array|insufficient memory \(attempted to allocate|"
+        r"ggml_backend_cpu\S*: failed to allocate|failed to allocate CPU\S* buffer",
         "host_out_of_memory",
     ),
     (
         # Engines also advise those that are "running out of memory".
         r"(?<!running )(?<!run )(?<!avoid )(?<!go )out of memory(?! errors\b)|outofmemoryerror|out_of_device_memory|"
-        r"(?:cuda|hip)malloc failed|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|CL_OUT_OF_RESOURCES|"
-        r"CL_MEM_OBJECT_ALLOCATION_FAILURE|less than desired GPU memory utilization|"
+        r"(?:cuda|hip)malloc failed|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|OUT_OF_RESOURCES|"
+        r"not enough gpu memory|CL_MEM_OBJECT_ALLOCATION_FAILURE|less than desired GPU memory utilization|"
         r"no available memory for the cache blocks|larger than the available KV cache memory|"
         r"larger than the maximum number of tokens that can be stored in KV cache|"
-        r"failed to allocate (?:buffer|.{0,40} buffer)|exceed allocatable memory of the device",
+        r"(?:failed|unable) to allocate (?:buffer|.{0,40} buffer)|exceed allocatable memory of the device",
         "gpu_out_of_memory",
     ),
-    (r"address already in use|couldn't bind|failed to bind|errno 98\b", "port_in_use"),
+    (
+        # One that tries the next port has no trouble.
+        r"address already in use|couldn't bind|failed to bind|errno 98\b|socket '[^']*' already in use|"
+        r"port \d+ is already in use(?!, trying)",
+        "port_in_use",
+    ),
     (
         r"driver/library version mismatch|driver version is insufficient|found no NVIDIA driver|"
         r"NVIDIA driver on your system is too old|forward compatibility was attempted|"
@@ -43,7 +49,8 @@ CAUSES: Patterns = (
     ),
     (
         r"gpu is lost|fallen off the bus|unable to determine the device handle|failed to infer device type|"
-        r"no CUDA GPUs are available|no CUDA-capable device|invalid device ordinal",
+        r"no CUDA GPUs are available|no CUDA-capable device|invalid device ordinal|"
+        r"larger than the number of available GPUs",
         "gpu_missing",
     ),
     (
@@ -51,7 +58,11 @@ CAUSES: Patterns = (
         r"cudaErrorECCUncorrectable|cudaErrorLaunchFailure|no kernel image is available",
         "gpu_error",
     ),
-    (r"no space left on device|disk quota exceeded|not enough free disk space", "disk_full"),
+    (
+        r"no space left on device|disk quota exceeded|not enough free disk space|"
+        r"error while creating shared memory segment",
+        "disk_full",
+    ),
     (r"too many open files", "too_many_files"),
     (
         r"gated repo|access to model .{1,200} is restricted|40[13] client error|"
@@ -69,7 +80,7 @@ CAUSES: Patterns = (
         "model_unsupported",
     ),
     (
-        r"failed to open GGUF|error loading model|failed to load model|is not a local folder and is not a valid model|"
+        r"failed to open GGUF|is not a local folder and is not a valid model|couldn't connect to .{0,60}huggingface|"
         r"repository not found|repositorynotfounderror|model path does not exist|cannot find any model weights|"
         r"no such file or directory.{0,300}(?:model|gguf|safetensors|config\.json)|"
         r"(?:model|gguf|safetensors|config\.json).{0,300}no such file or directory|"
@@ -83,7 +94,9 @@ CAUSES: Patterns = (
     ),
     (
         r"unrecognized arguments|unrecognized option|invalid argument:|unknown argument|arguments? (?:is|are) required|"
-        r"the following required arguments were not provided|unexpected argument '|error: argument ",
+        r"the following required arguments were not provided|unexpected argument '|error: argument |"
+        r"error: invalid value '|unknown (?:flag|option)\b|\bvalue error, |user-specified max_model_len|"
+        r"must be divisible by tensor parallel size",
         "bad_arguments",
     ),
     (r"\bnccl error|ncclsystemerror|ncclunhandledcudaerror|ncclinternalerror|\brccl error", "communication_failed"),
@@ -95,29 +108,22 @@ CAUSES: Patterns = (
         r"enginecore.{0,80}died|enginedeaderror|workerproc initialization failed|worker proc .{0,80}died",
         "child_failed",
     ),
-    (r"failed to load all models|failed to load '[^']*' version", "model_failed"),
+    (
+        r"failed to load all models|failed to load '[^']*' version|error loading model|failed to load model",
+        "model_failed",
+    ),
 )
 
 # Every pattern above needs one of these, in lower case: most lines have none, and looking for a text is cheap.
 HINTS = (
-    *("alloc", "memory", "killed", "oom-kill", "kv cache", "resources", "address already", "bind", "errno", "driver"),
-    *(
-        "mismatch",
-        "cuda init",
-        "cuda gpus",
-        "gpu is lost",
-        "fallen off",
-        "device",
-        "illegal",
-        "launch",
-        "uncorrectable",
-        "kernel image",
-    ),
-    *("failed", "space left", "quota", "disk space", "too many", "gated", "restricted", "client error", "credentials"),
-    *("deserializ", "file bounds", "corrupted", "magic", "incomplete", "not supported", "unknown", "model type"),
-    *("error", "not a local", "not found", "notfound", "not exist", "cannot find", "no such file", "not appear"),
-    *("shared object", "undefined symbol", "unrecognized", "invalid", "required", "not provided", "unexpected"),
-    *("watchdog", "denied", "sigquit", "died", "worker proc", "compatibility"),
+    *("alloc", "memory", "killed", "oom-kill", "kv cache", "resources", "already in use", "bind", "errno", "driver"),
+    *("mismatch", "cuda init", "cuda gpus", "available gpus", "gpu is lost", "fallen off", "device", "illegal"),
+    *("launch", "uncorrectable", "kernel image", "failed", "space left", "quota", "disk space", "too many", "gated"),
+    *("restricted", "client error", "credentials", "deserializ", "file bounds", "corrupted", "magic", "incomplete"),
+    *("not supported", "unknown", "model type", "error", "not a local", "not found", "notfound", "not exist"),
+    *("cannot find", "no such file", "not appear", "couldn't connect", "shared object", "undefined symbol"),
+    *("unrecognized", "invalid", "required", "not provided", "unexpected", "max_model_len", "divisible", "watchdog"),
+    *("denied", "sigquit", "died", "worker proc", "compatibility"),
 )
 
 # What each kind means.
@@ -128,7 +134,7 @@ KINDS: t.Dict[str, str] = {
     "driver_mismatch": "the driver does not fit the libraries, or is not there",
     "gpu_missing": "a GPU that the engine asks for cannot be used",
     "gpu_error": "a computation on the GPU failed",
-    "disk_full": "a disk is full",
+    "disk_full": "a file system is full, which /dev/shm may be too",
     "too_many_files": "the limit of open files is reached",
     "model_access_denied": "the model may not be downloaded with the credentials at hand",
     "model_corrupt": "a file of the model is damaged or cut short",
@@ -155,6 +161,7 @@ VAGUE = (
 
 # The options that a server starts with, and requests, may hold any word.
 NO_CAUSE = re.compile(r"server_args=|non-default args:|args: namespace|\"(?:get|post|head|put|delete) /", re.I)
+OUT_OF_MEMORY = ("gpu_out_of_memory", "host_out_of_memory")
 UNITS = {"B": 1.0 / (1 << 20), "KIB": 1.0 / 1024, "MIB": 1.0, "GIB": 1024.0, "TIB": 1024.0 * 1024}
 UNITS.update({"BYTES": UNITS["B"], "KB": UNITS["KIB"], "MB": UNITS["MIB"], "GB": UNITS["GIB"], "TB": UNITS["TIB"]})
 SIZE = r"([0-9][0-9.]*)\s*(B|bytes|[KMGT]i?B)"
@@ -183,13 +190,16 @@ FIGURES: t.Tuple[t.Tuple[t.Pattern[str], t.Tuple[str, ...]], ...] = (
         _pattern(r"tried to allocate SIZE \(GPU \d+; SIZE total capacity; .*?SIZE free"),
         ("wanted_mib", "total_mib", "free_mib"),
     ),
-    (_pattern(r"tried to allocate SIZE"), ("wanted_mib",)),
+    (_pattern(r"tried to allocate SIZE\..*?total capacity of SIZE"), ("wanted_mib", "total_mib")),
+    (_pattern(r"(?:tried|attempted) to allocate SIZE"), ("wanted_mib",)),
     (
         _pattern(r"SIZE KV cache is needed, which is larger than the available KV cache memory \(SIZE\)"),
         ("wanted_mib", "free_mib"),
     ),
     (_pattern(r"allocating SIZE on device \d+: (?:cuda|hip|musa)malloc failed"), ("wanted_mib",)),
     (_pattern(r"failed to allocate .*buffer of size ([0-9]+)()"), ("wanted_mib",)),
+    # Of the host's memory.
+    (_pattern(r"requires more system memory \(SIZE\) than is available \(SIZE\)"), ("wanted_mib", "free_mib")),
 )
 
 
@@ -202,7 +212,7 @@ def cause_of(profile: t.Optional[Profile], line: str) -> t.Optional[Cause]:
             if NO_CAUSE.search(line):
                 return None
             cause: Cause = {"kind": kind, "line": line}
-            figures = figures_in(line) if kind == "gpu_out_of_memory" else {}
+            figures = figures_in(line) if kind in OUT_OF_MEMORY else {}
             if figures:
                 cause["figures"] = figures
             return cause

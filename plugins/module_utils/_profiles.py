@@ -57,7 +57,7 @@ LLAMA_CPP = Profile(
         "prompt_tokens": "live",
         "steps": "live",
         "phases": "live",
-        "fatal": "docs, public logs",
+        "fatal": "live",
         "on_sigterm": "live; the wedge from an issue",
         "stop_timeout": "live",
     },
@@ -137,7 +137,10 @@ SGLANG = Profile(
         Phase(_STARTED, "warming_up", (95, 99)),
         Phase(r"fired up and ready to roll", "started", (100, 100)),
     ),
-    fatal=((r"not enough memory\. please try to (?:in|de)crease --mem-fraction-static", "gpu_out_of_memory"),),
+    fatal=(
+        (r"not enough memory\. please try to (?:in|de)crease --mem-fraction-static", "gpu_out_of_memory"),
+        (r"error: the memory capacity is unbalanced", "gpu_out_of_memory"),
+    ),
     titles=(r"^sglang::", r"^sgl_diffusion::"),
     on_sigterm=(
         "/health turns to 503, and it waits without limit until no request is left. SGL_FORCE_SHUTDOWN cuts them. "

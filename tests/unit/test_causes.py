@@ -58,6 +58,7 @@ TORCH = (
             "[Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
             "port_in_use",
         ),
+        ("triton", "failed to start HTTP service: Unavailable - Socket '0.0.0.0:8000' already in use", "port_in_use"),
         ("llama_cpp", "start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 8080", "port_in_use"),
         ("vllm", "Failed to initialize NVML: Driver/library version mismatch", "driver_mismatch"),
         ("vllm", "RuntimeError: No CUDA GPUs are available", "gpu_missing"),
@@ -113,6 +114,9 @@ def test_a_line_names_its_cause(engine: str, line: str, kind: str) -> None:
         "non-default args: {'model': '/models/cuda out of memory'}",
         '127.0.0.1:55 - "GET /address%20already in use HTTP/1.1" 404',
         "Available KV cache memory: 55.2 GiB",
+        "Port 5557 is already in use, trying port 5558",
+        "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'",
+        "Failed to import from vllm._C: ModuleNotFoundError(\"No module named 'vllm._C'\")",
         "",
     ],
 )
@@ -153,6 +157,16 @@ def test_a_line_that_only_bears_the_words_names_none(line: str) -> None:
         ),
         ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", {}),
         ("CUDA out of memory. Tried to allocate 1.2.3 GiB.", {}),
+        (
+            "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "15.11 GiB. Of the allocated memory 13.20 GiB is allocated by PyTorch",
+            {"wanted_mib": 2048.0, "total_mib": 15472.6},
+        ),
+        (
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+            "191.98 GiB of which 0 bytes is free.",
+            {"wanted_mib": 2048.0, "total_mib": 196587.5, "free_mib": 0.0},
+        ),
     ],
 )
 def test_figures_come_from_the_line(line: str, figures: dict[str, float]) -> None:
@@ -160,6 +174,127 @@ def test_figures_come_from_the_line(line: str, figures: dict[str, float]) -> Non
     assert cause is not None
     assert cause["kind"] == "gpu_out_of_memory"
     assert cause.get("figures", {}) == figures
+
+
+def test_figures_of_the_memory_of_the_host_are_read_too() -> None:
+    for line, figures in (
+        (
+            "model requires more system memory (19.8 GiB) than is available (14.0 GiB)",
+            {"wanted_mib": 20275.2, "free_mib": 14336.0},
+        ),
+        ("ggml_aligned_malloc: insufficient memory (attempted to allocate 244.19 MB)", {"wanted_mib": 244.2}),
+    ):
+        cause = _causes.cause_of(_engines.get("ollama"), line)
+        assert cause is not None
+        assert (cause["kind"], cause["figures"]) == ("host_out_of_memory", figures)
+
+
+# Ends of real starts, shortened: the engine, the kind, and which line tells most.
+LLAMA = "0.00.396.048 E "
+ENDS = {
+    "a file that is not there": (
+        "llama_cpp",
+        "model_not_found",
+        1,
+        (
+            LLAMA + "common_fit_params: encountered an error while trying to fit params to free device memory: failed "
+            "to load model",
+            LLAMA + "gguf_init_from_file: failed to open GGUF file '/m/none.gguf' (No such file or directory)",
+            LLAMA + "llama_model_load: error loading model: llama_model_loader: failed to load model from /m/none.gguf",
+            LLAMA + "llama_model_load_from_file_impl: failed to load model",
+            LLAMA + "srv  llama_server: exiting due to model loading error",
+        ),
+    ),
+    "a file that is something else": (
+        "llama_cpp",
+        "model_corrupt",
+        1,
+        (
+            LLAMA + "common_fit_params: encountered an error while trying to fit params: failed to load model",
+            LLAMA + "gguf_init_from_reader: invalid magic characters: 'Zri?', expected 'GGUF'",
+            LLAMA + "llama_model_load: error loading model: llama_model_loader: failed to load model from bad.gguf",
+        ),
+    ),
+    "a file that is cut short": (
+        "llama_cpp",
+        "model_corrupt",
+        0,
+        (
+            LLAMA + "llama_model_load: error loading model: tensor 'blk.0.ffn_gate.weight' data is not within the file "
+            "bounds, model is corrupted or incomplete",
+            LLAMA + "srv    load_model: failed to load model, 'cut.gguf'",
+        ),
+    ),
+    "a host without memory": (
+        "llama_cpp",
+        "host_out_of_memory",
+        1,
+        (
+            "0.00.263.261 W llama_context: n_ctx_seq (1000192) > n_ctx_train (65536) -- possible overflow",
+            LLAMA + "ggml_aligned_malloc: insufficient memory (attempted to allocate 244.19 MB)",
+            LLAMA + "ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 256049152",
+            LLAMA + "ggml_backend_buft_alloc_buffer_n_default: failed to allocate CPU buffer of size 256049152",
+            LLAMA + "llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
+        ),
+    ),
+    "a port that is taken": (
+        "llama_cpp",
+        "port_in_use",
+        0,
+        (
+            LLAMA + "srv         start: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18999",
+            LLAMA + "srv  llama_server: exiting due to HTTP server error",
+        ),
+    ),
+    "a GPU without memory": (
+        "vllm",
+        "gpu_out_of_memory",
+        1,
+        (
+            "(EngineCore pid=253) ERROR EngineCore failed to start.",
+            LESS_THAN_DESIRED,
+            "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above.",
+        ),
+    ),
+    "weights that do not fit": (
+        "vllm",
+        "gpu_out_of_memory",
+        1,
+        (
+            "ERROR [gpu_model_runner.py:5403] Failed to load model - not enough GPU memory. Try lowering it",
+            TORCH,
+        ),
+    ),
+    "more GPUs than there are": (
+        "vllm",
+        "gpu_missing",
+        1,
+        (
+            "(APIServer pid=1) pydantic_core._pydantic_core.ValidationError: 1 validation error for ParallelConfig",
+            "(APIServer pid=1)   Value error, World size (2) is larger than the number of available GPUs (1) here",
+        ),
+    ),
+    "somebody else on one of the GPUs": (
+        "sglang",
+        "gpu_out_of_memory",
+        0,
+        (
+            "RuntimeError: The memory capacity is unbalanced. Some GPUs may be occupied by other processes. "
+            "pre_model_load_memory=147.9, local_gpu_memory=176.2",
+            "Received sigquit from a child proces. It usually means the child failed.",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(ENDS))
+def test_of_a_whole_log_the_most_telling_line_is_kept(name: str) -> None:
+    engine, kind, at, lines = ENDS[name]
+    cause = None
+    for line in lines:
+        cause = _causes.better(cause, _causes.cause_of(_engines.get(engine), line))
+    assert cause is not None
+    assert (cause["kind"], cause["line"]) == (kind, lines[at])
 
 
 def made(kind: str, **figures: float) -> _causes.Cause:
