@@ -72,8 +72,11 @@ class Reading(t.NamedTuple):
     error: str = ""
 
 
-def parse(text: str) -> Samples:
-    """Every value of every metric, also by each of its labels: ``name{label="value"}``. Other lines are left out."""
+def parse(text: str, labelled: t.Collection[str] = ()) -> Samples:
+    """Every value of every metric. Lines that are not samples are left out.
+
+    The values of those in ``labelled`` are also found by each of their labels, as ``name{label="value"}``.
+    """
     samples: Samples = {}
     for line in text.splitlines():
         found = SAMPLE.match(line.strip())
@@ -85,9 +88,15 @@ def parse(text: str) -> Samples:
             continue
         if math.isfinite(value):
             samples.setdefault(found.group(1), []).append(value)
-            for label, content in LABEL.findall(found.group(2) or ""):
+            for label, content in LABEL.findall(found.group(2) or "") if found.group(1) in labelled else ():
                 samples.setdefault('%s{%s="%s"}' % (found.group(1), label, content), []).append(value)
     return samples
+
+
+def labelled(profile: Profile) -> t.Set[str]:
+    """The metrics of an engine that are told apart by a label."""
+    names = (*profile.running, *profile.waiting, *profile.kv_use, *profile.tokens, *profile.prompt_tokens)
+    return {name.partition("{")[0] for name in (*names, *profile.steps) if "{" in name}
 
 
 def load_of(profile: Profile, samples: Samples) -> Load:
@@ -158,7 +167,7 @@ def reading_of(profile: Profile, answer: _http.Answer) -> Reading:
         if answer.status in (404, 405, 501):
             return Reading(None, "unmeasured", error + remedy)
         return Reading(None, "unknown", error)
-    load = load_of(profile, parse(answer.body))
+    load = load_of(profile, parse(answer.body, labelled(profile)))
     for names, value in ((profile.running, load.running), (profile.waiting, load.waiting)):
         if names and value is None:
             error = "%s has no metric %s" % (answer.url, " or ".join(names))

@@ -213,7 +213,9 @@ vllm:generation_tokens_total{model="c",version="1"} 16
 
 
 def test_metrics_are_told_apart_by_a_label_and_parts_add_up() -> None:
-    load = _load.load_of(_engines.PROFILES["triton"], _load.parse(TRITON))
+    profile = _engines.PROFILES["triton"]
+    assert _load.labelled(profile) == {"nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"}
+    load = _load.reading_of(profile, _http.Answer("u", status=200, body=TRITON)).load
     assert load == _load.Load(4.0, 6.0, 0.5, {"vllm:generation_tokens_total": 16.0})
     ovms = _load.parse('ovms_current_graphs{name="a"} 2\novms_current_requests{name="b",version="1"} 3\n')
     assert _load.load_of(_engines.PROFILES["ovms"], ovms) == _load.Load(5.0)
