@@ -20,7 +20,7 @@ ENV_FOLDER = "/etc/gpuops/env"
 WILDCARDS = ("0.0.0.0", "::", "[::]", "*")
 
 # The variable in which an engine takes its API key. The others know only their command line or a file.
-API_KEY_VARIABLES = {"llama_cpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY"}
+API_KEY_VARIABLES = {"llama_cpp": "LLAMA_API_KEY", "vllm": "VLLM_API_KEY", "tgi": "API_KEY"}
 
 DEFAULTS: t.Dict[str, t.Any] = {
     "engine": "openai",

@@ -187,6 +187,20 @@ def test_secrets_go_into_the_two_files_of_root() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ("llama_cpp", 'LLAMA_API_KEY="k"\n'),
+        ("vllm", 'VLLM_API_KEY="k"\n'),
+        ("tgi", 'API_KEY="k"\n'),
+        ("sglang", ""),
+        ("ollama", ""),
+    ],
+)
+def test_the_key_is_given_as_the_engine_takes_it(engine: str, text: str) -> None:
+    assert _services.secrets([item(engine=engine, api_key="k")], "chat")["env"] == text
+
+
 def test_what_the_operator_sets_wins_over_the_key() -> None:
     service = item(api_key="one", env={"VLLM_API_KEY": "two"})
     assert _services.secrets([service], "chat")["env"] == 'VLLM_API_KEY="two"\n'
