@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import time
 import typing as t
@@ -52,7 +53,7 @@ class ActionModule(ActionBase):
     def _wait(self, variables: t.Dict[str, t.Any]) -> Result:
         screen = self._screen(variables)
         patience = _number(self._task.args.get("reconnect_timeout"), RECONNECT)
-        token, cap = "", float("inf")
+        token, cap, parent = "", float("inf"), os.getppid()
         self._greet()
         began = answered = time.monotonic()
         while True:
@@ -76,6 +77,8 @@ class ActionModule(ActionBase):
             screen.connected()
             if not result.get("resume"):
                 return result
+            if os.getppid() != parent:
+                raise AnsibleActionFail("the controller was killed: nobody waits for the answer any more")
             token = str(result["resume"])
             screen.show(result["live"])
             cap = float(result["live"]["timeout"]) + patience
