@@ -1,0 +1,278 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""A wait from its options: what is refused before anything is touched, its slices, and the holders at its end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import typing as t
+from pathlib import Path
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _gpu,
+    _selection,
+    _systemd,
+    _target,
+    _wait_request,
+    _waiting,
+)
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._gpu_device import Device, Holder, Identity
+from service import Service, changed, loading
+
+GIVEN: t.Dict[str, t.Any] = {
+    "service": None,
+    "unit": "x.service",
+    "url": "http://127.0.0.1:8000",
+    "engine": "vllm",
+    "profile": None,
+    "model": None,
+    "gpus": None,
+    "log_path": None,
+    "tier": "generation",
+    "timeout": None,
+    "stall_timeout": None,
+    "generation_timeout": 60.0,
+    "max_restarts": 3,
+    "interval": 1.0,
+    "progress": True,
+    "reconnect_timeout": 60.0,
+    "api_key": None,
+    "headers": None,
+    "validate_certs": True,
+    "ca_path": None,
+    "resume": None,
+}
+
+
+@pytest.fixture
+def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing on this host may be read."""
+
+    def touch(*_words: t.Any, **_more: t.Any) -> t.Any:
+        raise AssertionError("it was touched")
+
+    monkeypatch.setattr(_systemd, "call", touch)
+    monkeypatch.setattr(_selection, "mark_of", touch)
+    monkeypatch.setattr(_target.HostTarget, "check_here", touch)
+
+
+@pytest.mark.parametrize(
+    ("options", "msg"),
+    [
+        (
+            {"unit": None, "url": None},
+            'there is nothing to wait for: give "unit" and "url", or a service whose definition has them',
+        ),
+        ({"url": None}, '"url" is missing: without it only the tier "unit" can be waited for'),
+        ({"unit": None, "tier": "unit"}, '"unit" is missing: without it the tier "unit" cannot be judged'),
+        ({"unit": None, "tier": "listener"}, '"unit" is missing: without it the tier "listener" cannot be judged'),
+        (
+            {"url": "127.0.0.1:8000"},
+            'the URL "127.0.0.1:8000" is not usable: it must be http://HOST:PORT or https://HOST:PORT',
+        ),
+        (
+            {"timeout": 60.0, "stall_timeout": 90.0},
+            '"stall_timeout" (90 s) is above "timeout" (60 s), so it could never end the wait: make it smaller',
+        ),
+        (
+            {"tier": "token"},
+            'the tier "token" is not known: use one of unit, listener, health, model, generation',
+        ),
+        ({"max_restarts": 0}, '"max_restarts" must be at least 1, not 0'),
+        ({"reconnect_timeout": -1.0}, '"reconnect_timeout" must be at least 0, not -1'),
+        ({"interval": 0.0}, '"interval" must be more than 0, not 0'),
+        ({"log_path": "logs/x"}, '"log_path" must be a path that begins with "/", not "logs/x"'),
+        ({"log_path": "/x", "unit": None}, '"log_path" is the log of the unit: give "unit" too'),
+        (
+            {"api_key": "a\nb"},
+            "the API key is not usable: it holds a line break or another character that no HTTP header can carry",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence_before_anything_is_touched(
+    untouched: None, options: t.Dict[str, t.Any], msg: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        _waiting.plan({**GIVEN, **options})
+    assert caught.value.message == msg
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "vlm"}, 'the engine "vlm" is not known: use one of '),
+        ({"profile": {"helth": "/"}}, '"helth" is no field of it: use "health"'),
+        ({"profile": {"endpoints": []}}, "endpoints"),
+        ({"gpus": ["0", "0"]}, "0"),
+        ({"unit": "a b.service"}, "a b.service"),
+        ({"ca_path": "/nowhere/ca.pem"}, '"ca_path" cannot be used: "/nowhere/ca.pem" cannot be read: No such file'),
+        ({"ca_path": os.path.abspath(__file__)}, "holds no certificate in PEM form"),
+    ],
+)
+def test_what_other_rooms_refuse_is_refused_before_anything_is_touched_too(
+    untouched: None, options: t.Dict[str, t.Any], said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        _waiting.plan({**GIVEN, **options})
+    assert said in caught.value.message
+
+
+def test_a_certificate_and_a_folder_of_them_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout k -out ca.pem -subj /CN=x -days 2"
+    )
+    subprocess.run(["openssl", *words.split()], cwd=tmp_path, check=True, capture_output=True)
+    monkeypatch.setattr(_selection, "mark_of", lambda *_words: None)
+    for path in (tmp_path / "ca.pem", tmp_path):
+        assert _waiting.plan({**GIVEN, "ca_path": str(path)}).target.access.ca_path == str(path)
+
+
+def test_a_stall_timeout_is_only_compared_with_a_timeout_that_somebody_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_selection, "mark_of", lambda *_words: None)
+    assert _waiting.plan({**GIVEN, "timeout": 60.0}).options.stall_timeout == 300.0
+    assert _waiting.plan({**GIVEN, "timeout": 60.0, "stall_timeout": 60.0}).options.stall_timeout == 60.0
+
+
+class Planned:
+    """A made-up service in the place of the host."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.service = Service()
+        self.service.name, self.service.url = "x.service", GIVEN["url"]  # type: ignore[attr-defined]
+        monkeypatch.setattr(_selection, "mark_of", lambda *_words: None)
+        real = _waiting.plan
+
+        def plan(params: t.Any) -> t.Any:
+            return real(params)._replace(target=self.service)
+
+        monkeypatch.setattr(_waiting, "plan", plan)
+        self.warned: t.List[str] = []
+
+    def run(self, check_mode: bool = False, **options: t.Any) -> t.Dict[str, t.Any]:
+        return _waiting.run(
+            {**GIVEN, "timeout": 600.0, "stall_timeout": 60.0, **options},
+            check_mode,
+            warn=self.warned.append,
+            clock=self.service.clock,
+        )
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
+    return Planned(monkeypatch)
+
+
+def test_without_a_slice_it_is_one_call_and_its_warnings_are_told(planned: Planned) -> None:
+    loading(planned.service, 30)
+    planned.service.warnings.append("the journal cannot be read")
+    found = planned.run()
+    assert (found["verdict"], found["tier_reached"]) == ("ready", "generation")
+    assert "resume" not in found
+    assert planned.warned == ["the journal cannot be read"]
+
+
+def test_the_slices_tell_where_it_stands_and_the_last_one_answers(planned: Planned) -> None:
+    loading(planned.service, 130)
+    planned.service.cpu = lambda now: now
+    planned.service.warnings.append("the journal cannot be read")
+    token, seen = "", []
+    while True:
+        began = planned.service.clock.now
+        found = planned.run(resume=_wait_request.request(began, True, token))
+        if "resume" not in found:
+            break
+        assert found["verdict"] == "progressing"
+        assert planned.warned == []
+        token = found["resume"]
+        seen.append((round(planned.service.clock.now - began), found["live"]["missing"], found["live"]["timeout"]))
+    assert seen == [(1, "listener", 600.0), (55, "listener", 600.0), (55, "listener", 600.0)]
+    assert found["verdict"] == "ready"
+    assert found["elapsed"] == pytest.approx(130, abs=0.5)
+    assert planned.warned == ["the journal cannot be read"]
+
+
+def test_check_mode_looks_once_whatever_is_asked(planned: Planned) -> None:
+    loading(planned.service, 30)
+    found = planned.run(check_mode=True, resume=_wait_request.request(0.0, True))
+    assert (found["verdict"], planned.service.clock.now) == ("progressing", 0.0)
+    assert "resume" not in found
+
+
+def test_a_slice_that_nobody_waits_for_ends(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading(planned.service, 30)
+    monkeypatch.setattr(_waiting, "_unheard", lambda: True)
+    with pytest.raises(ServingError) as caught:
+        planned.run(resume=_wait_request.request(0.0, True))
+    assert caught.value.message == "nobody waits for the answer any more"
+    assert planned.run()["verdict"] == "ready"  # a command whose output is closed is told by its own end
+
+
+def test_a_closed_output_is_seen() -> None:
+    reader, writer = os.pipe()
+    try:
+        assert not _waiting._unheard(writer)
+        os.close(reader)
+        assert _waiting._unheard(writer)
+    finally:
+        os.close(writer)
+
+
+def holders(monkeypatch: pytest.MonkeyPatch, *found: Holder) -> t.List[t.Any]:
+    asked: t.List[t.Any] = []
+
+    def read(options: t.Any, limit: t.Optional[float] = None) -> t.Any:
+        asked.append((options.gpus, limit))
+        device = Device(0, "nvidia", holders=list(found))
+        return _gpu.Reading("busy", devices=[device])
+
+    monkeypatch.setattr(_gpu, "read", read)
+    return asked
+
+
+def holder(pid: int, unit: t.Optional[str]) -> Holder:
+    found = Holder(pid, "compute", ["driver"], 78102)
+    found.identity = Identity(1.0, "python3", "qwen", unit, None, "S", True)
+    return found
+
+
+def out_of_memory(service: Service) -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 42.97 GiB."
+    service.state = lambda now: changed(active_state="failed", result="exit-code", exec_main_code=1, exec_main_status=1)
+    service.lines = lambda now: [line] if now < 1 else []
+
+
+def test_who_else_holds_the_gpus_is_named_when_their_memory_ran_out(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out_of_memory(planned.service)
+    asked = holders(monkeypatch, holder(9, "old.service"), holder(10, "x.service"), Holder(11, "node", ["node"]))
+    cause = planned.run(gpus=["0"])["cause"]
+    assert (cause["kind"], cause["figures"]) == ("gpu_out_of_memory", {"wanted_mib": 44001.3})
+    assert cause["holders"] == [
+        'process 9 "python3" (user qwen, unit old.service) holds 78102 MiB on GPU 0',
+        "process 11, which is not in the process table here, has the device node open on GPU 0",
+    ]
+    assert asked == [(["0"], _waiting.HOLDERS_LIMIT)]
+
+
+def test_who_holds_the_gpus_is_not_asked_for_nothing(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = holders(monkeypatch)
+    assert planned.run()["cause"] is None
+    out_of_memory(planned.service)
+    planned.service.clock.now = 0.0
+    assert "holders" not in planned.run(gpus=[])["cause"]
+    assert asked == []
+
+
+def test_gpus_that_cannot_be_asked_are_no_reason_to_fail(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_words: t.Any) -> t.Any:
+        raise ServingError("no answer")
+
+    out_of_memory(planned.service)
+    monkeypatch.setattr(_gpu, "read", read)
+    assert planned.run()["cause"]["holders"] == []
