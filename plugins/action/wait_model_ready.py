@@ -55,7 +55,8 @@ class ActionModule(ActionBase):
         patience = _number(self._task.args.get("reconnect_timeout"), RECONNECT)
         token, cap, parent = "", float("inf"), os.getppid()
         self._greet()
-        began = answered = time.monotonic()
+        began = time.monotonic()
+        lost: t.Optional[float] = None  # when that was seen
         while True:
             request = _wait_request.request(time.monotonic() - began if token or screen.lost else 0.0, screen.on, token)
             try:
@@ -67,13 +68,14 @@ class ActionModule(ActionBase):
                     raise AnsibleConnectionFailure(str(result.get("msg", "")))
             except AnsibleConnectionFailure:
                 now = time.monotonic()
-                if now - answered >= patience or now - began >= cap:
+                lost = now if lost is None else lost
+                if now - lost >= patience or now - began >= cap:
                     raise
-                screen.disconnected(patience - (now - answered))
+                screen.disconnected(patience)
                 time.sleep(AGAIN)
                 self._connect_anew()
                 continue
-            answered = time.monotonic()
+            lost = None
             screen.connected()
             if not result.get("resume"):
                 return result
@@ -82,7 +84,7 @@ class ActionModule(ActionBase):
             token = str(result["resume"])
             screen.show(result["live"])
             cap = float(result["live"]["timeout"]) + patience
-            if answered - began >= cap:
+            if time.monotonic() - began >= cap:
                 return result
 
     def _greet(self) -> None:

@@ -1,0 +1,253 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The controller's part in a wait: the slices it asks for, what it shows, and what it makes of a lost connection."""
+
+from __future__ import annotations
+
+import types
+import typing as t
+
+import pytest
+from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
+from ansible_collections.gpuops.serving.plugins.action import wait_model_ready as action
+
+LIVE = {
+    "phase": "loading_weights",
+    "percent": 10.0,
+    "missing": "listener",
+    "restarts": 0,
+    "memory": 512,
+    "moved": 1.0,
+    "stall_timeout": 300.0,
+    "timeout": 600.0,
+    "elapsed": 5.0,
+}
+LOST = AnsibleConnectionFailure("the cable is out")
+READY = {"verdict": "ready", "ok": True, "invocation": {"module_args": {"unit": "x", "resume": "VALUE_SPECIFIED"}}}
+
+
+def slice_of(token: str, **live: t.Any) -> t.Dict[str, t.Any]:
+    return {"failed": True, "verdict": "progressing", "resume": token, "live": {**LIVE, **live}}
+
+
+class Shell:
+    tmpdir: t.Optional[str] = "/root/.ansible/tmp/x"
+
+
+class Connection:
+    def __init__(self) -> None:
+        self._shell = Shell()
+        self.resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+
+
+class Controller:
+    """A controller that gets the answers which a test gives it, each after some seconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: t.Any, **args: t.Any) -> None:
+        self.now = 1000.0
+        self.answers, self.calls, self.shown, self.commands = list(answers), [], [], []
+        self.rc = 0
+        task = types.SimpleNamespace(
+            args={"unit": "qwen.service", **args},
+            check_mode=False,
+            async_val=0,
+            no_log=False,
+            delegate_to=None,
+            action="gpuops.serving.wait_model_ready",
+        )
+        self.task, self.connection = task, Connection()
+        self.plugin = action.ActionModule.__new__(action.ActionModule)
+        self.plugin._task, self.plugin._connection = task, self.connection
+        monkeypatch.setattr(action.ActionBase, "run", lambda *_words: {})
+        for name, stand_in in (
+            ("_execute_module", self.execute),
+            ("_low_level_execute_command", self.command),
+            ("_is_pipelining_enabled", lambda *_words: True),
+        ):
+            setattr(self.plugin, name, stand_in)
+        clock = types.SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep)
+        monkeypatch.setattr(action, "time", clock)
+        real = action.Screen
+        monkeypatch.setattr(action, "Screen", lambda name, on: real(name, on, clock.monotonic))
+        monkeypatch.setattr(action, "display", types.SimpleNamespace(display=self.show))
+        monkeypatch.setattr(action, "read_by_machine", lambda: False)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def show(self, text: str, stderr: bool = False) -> None:
+        self.shown.append(text)
+
+    def command(self, text: str, sudoable: bool = True) -> t.Dict[str, t.Any]:
+        self.commands.append(text)
+        return {"rc": self.rc}
+
+    def execute(self, module_args: t.Any, task_vars: t.Any, wrap_async: bool = False) -> t.Any:
+        self.calls.append((dict(module_args), wrap_async))
+        seconds, answer = self.answers.pop(0)
+        self.now += seconds
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def run(self) -> t.Dict[str, t.Any]:
+        return self.plugin.run(None, {"inventory_hostname": "gpu03"})
+
+    @property
+    def asked(self) -> t.List[str]:
+        return [args["resume"] for args, _wrap in self.calls]
+
+
+def test_a_wait_goes_from_slice_to_slice_and_answers_without_what_they_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (8, slice_of("t2", percent=20.0)), (3, dict(READY)))
+    found = it.run()
+    assert it.asked == ["gpuops-wait:0.000:1:", "gpuops-wait:8.000:1:t1", "gpuops-wait:16.000:1:t2"]
+    assert found == {"verdict": "ready", "ok": True, "invocation": {"module_args": {"unit": "x"}}}
+    assert it.shown == [
+        "gpu03 qwen: loading weights 10 % · 512 MiB · 5 s, moved 1 s ago",
+        "gpu03 qwen: loading weights 20 % · 512 MiB · 5 s, moved 1 s ago",
+    ]
+    assert "resume" not in it.task.args
+
+
+def test_what_has_not_changed_is_shown_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    slices = [(20, slice_of("t", elapsed=20.0 * number)) for number in range(1, 8)]
+    it = Controller(monkeypatch, *slices, (1, dict(READY)))
+    it.run()
+    assert [text.split(" · ")[2].split(",")[0] for text in it.shown] == ["20 s", "1 m 20 s", "2 m 20 s"]
+
+
+@pytest.mark.parametrize(
+    ("task", "args"),
+    [({"no_log": True}, {}), ({}, {"progress": False}), ({}, {"progress": "no"})],
+)
+def test_nothing_is_shown_where_it_must_not(
+    monkeypatch: pytest.MonkeyPatch, task: t.Dict[str, t.Any], args: t.Dict[str, t.Any]
+) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (1, LOST), (8, slice_of("t2")), (1, dict(READY)), **args)
+    vars(it.task).update(task)
+    assert it.run()["verdict"] == "ready"
+    assert it.shown == []
+    # Nor does a change end a slice then.
+    assert it.asked[0] == "gpuops-wait:0.000:0:"
+
+
+@pytest.mark.parametrize("task", [{"check_mode": True}, {"async_val": 60}])
+def test_check_mode_and_async_are_one_call(monkeypatch: pytest.MonkeyPatch, task: t.Dict[str, t.Any]) -> None:
+    it = Controller(monkeypatch, (1, dict(READY)))
+    vars(it.task).update(task)
+    it.run()
+    assert it.calls == [({"unit": "qwen.service"}, bool(task.get("async_val")))]
+    assert it.shown == []
+
+
+@pytest.mark.parametrize("lost", [LOST, {"unreachable": True, "msg": "no route"}])
+def test_a_lost_connection_is_made_again_with_the_last_token(monkeypatch: pytest.MonkeyPatch, lost: t.Any) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (10, lost), (10, lost), (4, dict(READY)))
+    it.connection._shell.tmpdir = None
+    assert it.run()["verdict"] == "ready"
+    assert it.asked[1:] == ["gpuops-wait:8.000:1:t1", "gpuops-wait:19.000:1:t1", "gpuops-wait:30.000:1:t1"]
+    assert it.connection.resets == 2
+    assert it.shown[1:] == [
+        "gpu03 qwen: the connection is lost, it is tried for 1 m 00 s more",
+        "gpu03 qwen: the connection is back",
+    ]
+
+
+def test_the_time_counts_from_the_beginning_where_the_first_slice_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, (8, LOST), (4, dict(READY)))
+    it.run()
+    assert it.asked == ["gpuops-wait:0.000:1:", "gpuops-wait:9.000:1:"]
+
+
+def test_a_connection_that_stays_lost_is_raised_as_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (9, LOST), (9, LOST), (9, LOST), reconnect_timeout="15")
+    with pytest.raises(AnsibleConnectionFailure) as caught:
+        it.run()
+    assert caught.value is LOST
+    assert it.now - 1017 == 20  # from when it was seen; the last try began before the time was over
+
+
+def test_each_answer_gives_the_whole_time_again_and_the_timeout_caps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(
+        monkeypatch, *[(20, slice_of("t", timeout=50.0)), (20, LOST), (20, slice_of("t", timeout=50.0))], (51, LOST)
+    )
+    with pytest.raises(AnsibleConnectionFailure):
+        it.run()
+    assert it.now - 1000 == 20 + 20 + 1 + 20 + 51
+
+
+def test_a_host_that_cannot_be_reached_to_begin_with_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch)
+
+    def refuse(*_words: t.Any, **_more: t.Any) -> t.Any:
+        raise LOST
+
+    it.plugin._low_level_execute_command = refuse
+    with pytest.raises(AnsibleConnectionFailure):
+        it.run()
+    assert (it.calls, it.shown) == ([], [])
+
+
+@pytest.mark.parametrize(("rc", "kept"), [(0, True), (1, False), (127, True)])
+def test_a_folder_that_went_with_a_reboot_is_not_counted_on(
+    monkeypatch: pytest.MonkeyPatch, rc: int, kept: bool
+) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (1, LOST), (1, dict(READY)))
+    it.rc = rc
+    it.run()
+    assert it.commands[-1] == "test -d /root/.ansible/tmp/x"
+    assert (it.connection._shell.tmpdir is not None) is kept
+
+
+def test_a_host_whose_clock_stands_still_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, *[(50, slice_of("t", timeout=100.0)) for _ in range(9)], reconnect_timeout=20)
+    assert it.run()["verdict"] == "progressing"
+    assert it.now - 1000 == 150
+
+
+def test_the_wait_ends_when_the_controller_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (8, slice_of("t2")))
+    parents = iter([1000, 1000, 1])
+    monkeypatch.setattr(action.os, "getppid", lambda: next(parents))
+    with pytest.raises(AnsibleActionFail):
+        it.run()
+
+
+def test_the_words_of_the_slices_are_the_controllers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AnsibleActionFail):
+        Controller(monkeypatch, resume="x").run()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "callback", "machine"),
+    [
+        ({}, "default", False),
+        ({}, "ansible.builtin.default", False),
+        ({}, "ansible.posix.json", True),
+        ({}, "ansible.posix.jsonl", True),
+        ({}, "json", True),
+        ({"module_name": "x"}, "default", True),
+    ],
+)
+def test_who_reads_the_standard_output(
+    monkeypatch: pytest.MonkeyPatch, arguments: t.Dict[str, t.Any], callback: str, machine: bool
+) -> None:
+    monkeypatch.setattr(action.context, "CLIARGS", arguments)
+    monkeypatch.setattr(action.constants, "DEFAULT_STDOUT_CALLBACK", callback, raising=False)
+    assert action.read_by_machine() is machine
+
+
+def test_lines_for_a_machine_go_to_the_error_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: t.List[t.Tuple[str, bool]] = []
+    stand_in = types.SimpleNamespace(display=lambda text, stderr: shown.append((text, stderr)))
+    monkeypatch.setattr(action, "display", stand_in)
+    for machine in (True, False):
+        monkeypatch.setattr(action, "read_by_machine", lambda machine=machine: machine)
+        action.Screen("gpu03 qwen", True).show(LIVE)
+    assert [stderr for _text, stderr in shown] == [True, False]
