@@ -1,0 +1,260 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""The command gpuops wait: the module's options and defaults, a bar for a terminal, and lines for everything else."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+import types
+import typing as t
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _agent,
+    _agent_wait,
+    _engines,
+    _service,
+    _waiting,
+)
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
+from ansible_collections.gpuops.serving.plugins.modules import wait_model_ready
+
+LIVE = {
+    "phase": "loading_weights",
+    "percent": 10.0,
+    "overall": 6.0,
+    "missing": "listener",
+    "restarts": 0,
+    "memory": 512,
+    "moved": 1.0,
+    "stall_timeout": 300.0,
+    "elapsed": 5.0,
+}
+# What a task has and the command has not, and the other way round.
+OF_TASKS = {"api_key", "report_only", "resume", "run_id", "reconnect_timeout"}
+OF_COMMANDS = {"api_key_file", "check", "json", "run"}
+
+
+def answer(verdict: str = "ready", **facts: t.Any) -> t.Dict[str, t.Any]:
+    known = {"verdict": verdict, "msg": "its sentence", "tiers": [], "cause": None, "log_tail": []}
+    return dict(known, **facts)
+
+
+class Seen(t.NamedTuple):
+    """What the command asked of the library, and what that answers."""
+
+    calls: t.List[t.Dict[str, t.Any]]
+    answers: t.List[t.Any]
+    watched: t.List[t.Any]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Seen:
+    found = Seen([], [answer()], [])
+
+    def run(params: t.Dict[str, t.Any], check_mode: bool = False, warn: t.Any = None, watch: t.Any = None) -> t.Any:
+        found.calls.append(dict(params, check_mode=check_mode))
+        found.watched.append(watch)
+        warn("a warning")
+        if isinstance(found.answers[0], Exception):
+            raise found.answers[0]
+        return found.answers[0]
+
+    (tmp_path / "key").write_text("secret\n", encoding="ascii")
+    definition = {
+        "name": "qwen",
+        "unit": "qwen.service",
+        "url": "http://127.0.0.1:8000",
+        "engine": "vllm",
+        "model": "qwen3",
+        "ready_timeout": 900,
+        "gpus": ["0"],
+        "api_key_file": str(tmp_path / "key"),
+    }
+    monkeypatch.setattr(_waiting, "run", run)
+    monkeypatch.setattr(_service, "load", lambda name, folder="": dict(definition))
+    monkeypatch.setattr(_service, "names", lambda *_folder: ["qwen"])
+    return found
+
+
+def test_a_service_brings_all_that_its_definition_has(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _agent.main(["wait", "qwen", "--model", "other"]) == 0
+    [call] = seen.calls
+    assert (call["unit"], call["url"], call["engine"]) == ("qwen.service", "http://127.0.0.1:8000", "vllm")
+    assert (call["model"], call["timeout"], call["gpus"], call["api_key"]) == ("other", 900, ["0"], "secret")
+    shown = capsys.readouterr()
+    assert shown.out == "ready: its sentence\n"
+    assert shown.err == "gpuops: warning: a warning\n"
+
+
+def test_the_command_has_the_options_and_defaults_of_the_module() -> None:
+    documented = yaml.safe_load(wait_model_ready.DOCUMENTATION)["options"]
+    parser = argparse.ArgumentParser()
+    _agent_wait.add(parser.add_subparsers())
+    arguments = vars(parser.parse_args(["wait"]))
+    shared = {"service", "api_key", "headers", "validate_certs", "ca_path"}  # documented in fragments
+    assert set(arguments) - OF_COMMANDS == {*documented, *shared} - OF_TASKS
+    for name, option in documented.items():
+        assert name in OF_TASKS or arguments[name] == option.get("default"), name
+    assert (arguments["headers"], arguments["validate_certs"], arguments["ca_path"]) == (None, True, None)
+
+
+def test_engines_and_tiers_are_those_of_the_module(capsys: pytest.CaptureFixture[str]) -> None:
+    documented = yaml.safe_load(wait_model_ready.DOCUMENTATION)["options"]
+    assert sorted(documented["engine"]["choices"]) == sorted(_engines.PROFILES)
+    for name in ("engine", "tier"):
+        assert _agent.main(["wait", "--" + name, "nonesuch"]) == 3
+        said = capsys.readouterr().err
+        assert all(choice in said for choice in documented[name]["choices"])
+
+
+def test_every_option_arrives(seen: Seen, tmp_path: Path) -> None:
+    words = "--unit u --url http://h:1 --engine tgi --model m --gpus 0,GPU-1 --log-path /x --tier model --timeout 9"
+    more = "--stall-timeout 8 --generation-timeout 7 --max-restarts 6 --interval 5 --no-validate-certs --ca-path /ca"
+    last = ["--header", "X-A=b=c", "--header", "X-B=", "--profile", '{"health": "/up"}', "--no-progress", "--check"]
+    _agent.main(["wait", *words.split(), *more.split(), *last, "--api-key-file", str(tmp_path / "key")])
+    skipped = ("run", "command", "json", "check", "check_mode", "api_key_file")
+    found = {name: value for name, value in seen.calls[0].items() if name not in skipped}
+    assert found == {
+        "service": None,
+        "unit": "u",
+        "url": "http://h:1",
+        "engine": "tgi",
+        "profile": {"health": "/up"},
+        "model": "m",
+        "gpus": ["0", "GPU-1"],
+        "log_path": "/x",
+        "tier": "model",
+        "timeout": 9.0,
+        "stall_timeout": 8.0,
+        "generation_timeout": 7.0,
+        "max_restarts": 6,
+        "interval": 5.0,
+        "validate_certs": False,
+        "ca_path": "/ca",
+        "headers": {"X-A": "b=c", "X-B": ""},
+        "progress": False,
+        "api_key": "secret",
+    }
+    assert seen.calls[0]["check_mode"] is True
+    assert seen.watched == [None]
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "word"),
+    [
+        (answer("progressing"), 1, "progressing"),
+        (answer("stalled"), 1, "stalled"),
+        (answer("restart_loop"), 1, "restart_loop"),
+        (answer("dead"), 1, "dead"),
+        (answer("wrong_server"), 1, "wrong_server"),
+        (answer("wedged"), 1, "wedged"),
+        (answer("auth_error"), 1, "auth_error"),
+        (ServingError("systemd does not answer"), 2, "error"),
+    ],
+)
+def test_exit_codes_are_those_of_the_table(
+    seen: Seen, capsys: pytest.CaptureFixture[str], given: t.Any, code: int, word: str
+) -> None:
+    seen.answers[0] = given
+    assert _agent.main(["wait", "qwen"]) == code
+    assert capsys.readouterr().out.startswith(word + ": ")
+    assert _agent.main(["wait", "qwen", "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert (document["verdict"], document["ok"], document["warnings"]) == (word, False, ["a warning"])
+
+
+def test_wrong_use_has_a_code_of_its_own(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    seen.answers[0] = UsageError("no such thing")
+    assert _agent.main(["wait", "qwen"]) == 3
+    assert capsys.readouterr().err == "gpuops: no such thing\n"
+    assert _agent.main(["wait", "qwen", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["msg"] == "no such thing"
+    for argv in (["--timeout", "soon"], ["--profile", "x"], ["--profile", "[]"], ["--gpus", ","], ["a", "b"]):
+        assert _agent.main(["wait", *argv]) == 3
+    capsys.readouterr()
+    assert _agent.main(["wait", "--header", "Bearer-secret"]) == 3
+    assert "secret" not in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def wait_at(**live: t.Any) -> t.Any:
+    return types.SimpleNamespace(live=lambda: {**LIVE, **live})
+
+
+def test_lines_are_one_for_each_change_a_second_at_most_and_one_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream, clock = io.StringIO(), Clock()
+    monkeypatch.setattr("sys.stderr", stream)
+    lines = _agent_wait._Lines("qwen", clock)
+    for now, percent in ((0.5, 1.0), (1.0, 2.0), (1.5, 3.0), (2.0, 3.0), (30.0, 3.0), (61.9, 3.0), (62.0, 3.0)):
+        clock.now = now
+        lines(wait_at(percent=percent, elapsed=now))
+    assert [
+        line.split(" · ")[0] + " " + line.split(" · ")[2].split(",")[0] for line in stream.getvalue().splitlines()
+    ] == [
+        "qwen: loading weights 2 % 1 s",
+        "qwen: loading weights 3 % 2 s",
+        "qwen: loading weights 3 % 1 m 02 s",
+    ]
+
+
+def test_a_terminal_that_is_gone_does_not_break_off_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("sys.stderr", Gone())
+    clock = Clock()
+    lines = _agent_wait._Lines("qwen", clock)
+    clock.now = 5.0
+    lines(wait_at())
+
+
+def test_a_terminal_gets_a_bar_of_the_whole_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    stream, clock = Terminal(), Clock()
+    monkeypatch.setattr("sys.stderr", stream)
+    with _agent_wait._Bar(tqdm, "qwen", clock) as bar:
+        for now, overall in ((1.0, 6.0), (1.1, 7.0), (2.0, None), (3.0, 60.0)):
+            clock.now = now
+            bar(wait_at(overall=overall, percent=11.0))
+            assert bar._bar.n == {1.1: 6, 2.0: 11}.get(now, int(overall or 0))
+    text = stream.getvalue()
+    assert "loading weights 11 %" in text
+    assert "\r" in text
+    assert "\n" not in text  # the answer is what stays
+
+
+@pytest.mark.parametrize(("stream", "kind"), [(Terminal(), "_Bar"), (io.StringIO(), "_Lines")])
+def test_which_of_them_it_is(monkeypatch: pytest.MonkeyPatch, seen: Seen, stream: io.StringIO, kind: str) -> None:
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr("sys.stderr", stream)
+    _agent.main(["wait", "qwen"])
+    assert type(seen.watched[0]).__name__ == kind
+
+
+def test_without_the_library_of_the_bar_there_are_lines(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setattr("sys.stderr", Terminal())
+    _agent.main(["wait", "qwen"])
+    assert type(seen.watched[0]).__name__ == "_Lines"
