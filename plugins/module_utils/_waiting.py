@@ -36,6 +36,7 @@ FILL = {
 }
 OF_UNIT = ("unit", "listener")  # tiers that only a unit can be judged by
 MOST_HOLDERS = 16
+RENEWING = 20.0  # seconds of a slice in which the lease is renewed
 HOLDERS_LIMIT = 5.0  # seconds to ask who holds the GPUs
 
 
@@ -169,8 +170,12 @@ def run(
 def _slice(
     planned: Plan, params: Params, tick: t.Callable[[], None], warn: t.Callable[[str], None], clock: Clock
 ) -> t.Dict[str, t.Any]:
+    begun = clock.monotonic()
+
     def keep() -> None:
-        tick()
+        # A lease outlives its renewal by a minute, and a controller that was killed must not hold it for much longer.
+        if clock.monotonic() - begun < RENEWING:
+            tick()
         if _unheard():
             raise ServingError("nobody waits for the answer any more")
 

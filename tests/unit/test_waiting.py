@@ -196,6 +196,24 @@ def test_the_slices_tell_where_it_stands_and_the_last_one_answers(planned: Plann
     assert planned.warned == ["the journal cannot be read"]
 
 
+def test_the_lease_is_renewed_at_the_beginning_of_a_slice(planned: Planned) -> None:
+    loading(planned.service, 500)
+    planned.service.cpu = lambda now: now
+    token, renewed = "", []
+    for _ in range(3):
+        began = planned.service.clock.now
+        found = _waiting.run(
+            {**GIVEN, "timeout": 600.0, "resume": _wait_request.request(began, False, token)},
+            tick=lambda: renewed.append(planned.service.clock.now),
+            clock=planned.service.clock,
+        )
+        token = found["resume"]
+    gaps = [after - before for before, after in zip(renewed, renewed[1:])]
+    # Never as long as the lease lasts, and so short that a killed controller does not hold it for long.
+    assert 30 < max(gaps) < 45
+    assert planned.service.clock.now - renewed[-1] > 30
+
+
 def test_check_mode_looks_once_whatever_is_asked(planned: Planned) -> None:
     loading(planned.service, 30)
     found = planned.run(check_mode=True, resume=_wait_request.request(0.0, True))
