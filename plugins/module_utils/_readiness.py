@@ -97,6 +97,7 @@ class Wait:
             "overall": _engines.overall(self.profile, self.progress.phase, self.progress.percent),
             "tier_reached": self.ladder.reached,
             "missing": "" if missing is None else missing.name,
+            "near": self.near,
             "restarts": self.restarts,
             "memory": self.progress.memory if self.progress.gpu_memory is None else self.progress.gpu_memory,
             "moved": None if self.state is None else round(self.progress.window.age, 1),
@@ -133,11 +134,12 @@ class Wait:
             else:
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))
-        if self._near():
-            _http.load()
+        if self.near:
+            _http.load()  # the first request must not wait for what it is made with
 
-    def _near(self) -> bool:
-        """Whether the first request is near, by the log: then it must not wait for what it is made with."""
+    @property
+    def near(self) -> bool:
+        """Whether the end of the load is near, by the log."""
         percent = self.progress.percent
         overall = _engines.overall(self.profile, self.progress.phase, percent)
         return (percent or 0.0) >= NEAR_PERCENT or (overall or 0.0) >= NEAR_OVERALL

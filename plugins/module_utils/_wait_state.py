@@ -22,7 +22,9 @@ __all__ = ("Slice", "boot_id")
 
 FORMAT = 1
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-SETTLE = 1.0  # seconds that a change stands before it ends a slice: readiness itself ends it at once
+# Seconds that a change stands before it ends a slice. Readiness ends it at once, and near the end of a load it is
+# better not to be between two slices.
+SETTLE, NEAR_SETTLE = 1.0, 4.0
 # A slice costs the host what it takes to start a program, and a little that the program does not see. Whatever changes,
 # that stays below a share of the time, after an allowance of some seconds that makes the beginning lively.
 SHARE, ALLOWANCE, UNSEEN = 0.01, 3.0, 0.15
@@ -74,12 +76,13 @@ class Slice:
             return True
         if not self._lively:
             return False
-        change = _wait_text.changed(self._shown, _wait_text.key(self.wait.live()))
+        live = self.wait.live()
+        change = _wait_text.changed(self._shown, _wait_text.key(live))
         if not change:
             self._changed = float("inf")
             return False
         self._changed = min(self._changed, now)
-        if now - self._changed < SETTLE:
+        if now - self._changed < (NEAR_SETTLE if live["near"] else SETTLE):
             return False
         left = ALLOWANCE + SHARE * self.wait.deadline.elapsed - self._spent - self._cost
         return left > (-ALLOWANCE if change == "much" else 0.0)

@@ -204,7 +204,13 @@ class Shown:
     """A wait that stands where a test says."""
 
     def __init__(self, clock: FakeClock) -> None:
-        self.now: t.Dict[str, t.Any] = {"phase": "", "percent": None, "missing": "listener", "restarts": 0}
+        self.now: t.Dict[str, t.Any] = {
+            "phase": "",
+            "percent": None,
+            "missing": "listener",
+            "restarts": 0,
+            "near": False,
+        }
         self.deadline = type("Deadline", (), {"elapsed": 0.0})()
         self.clock = clock
 
@@ -243,6 +249,14 @@ def test_a_change_ends_it_when_it_has_stood_for_a_second(change: t.Dict[str, t.A
     assert ends(part, clock, 4) is None
     shown.now.update(change)
     assert ends(part, clock, 100) == pytest.approx(5.0, abs=0.15)
+
+
+def test_near_the_end_a_slice_is_in_no_hurry() -> None:
+    clock = FakeClock()
+    shown = Shown(clock)
+    part = part_of(clock, shown)
+    shown.now.update(near=True, phase="capturing_graphs")
+    assert ends(part, clock, 100) == pytest.approx(4.0, abs=0.15)
 
 
 def test_a_change_that_is_taken_back_is_none() -> None:

@@ -18,6 +18,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _systemd,
     _target,
     _wait_request,
+    _wait_state,
     _waiting,
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
@@ -145,6 +146,7 @@ class Planned:
         self.service = Service()
         self.service.name, self.service.url = "x.service", GIVEN["url"]  # type: ignore[attr-defined]
         monkeypatch.setattr(_selection, "mark_of", lambda *_words: None)
+        monkeypatch.setattr(_wait_state.time, "process_time", lambda: 0.4)
         real = _waiting.plan
 
         def plan(params: t.Any) -> t.Any:
