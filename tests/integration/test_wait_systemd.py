@@ -142,7 +142,7 @@ def lab(fleet: Fleet, tmp_path: Path) -> t.Iterator[Lab]:
 
 def test_each_change_is_a_line_that_names_host_and_service(lab: Lab) -> None:
     for host in (OLD, NEW):
-        lab.start(host, "--load 14 --log tqdm")
+        lab.start(host, "--load 25 --log tqdm")
     run = lab.play("gpu_hosts")
     assert run.status == 0, run.out + run.err
     for host in (OLD, NEW):
