@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from . import _bounded, _logtext, _systemd
 from ._errors import ServingError
 
-__all__ = ["Parser", "Record", "Stream", "arguments_of", "journal"]
+__all__ = ["Parser", "Record", "Stream", "arguments_of", "journal", "remarks"]
 
 JOURNAL_LINES = 5000
 FIELD_LIMIT = 64 << 10  # bytes of a field that are kept
@@ -211,7 +211,7 @@ class Stream:
 
 
 def arguments_of(unit: str, invocation: t.Optional[str] = None, after_cursor: t.Optional[str] = None) -> t.List[str]:
-    """What to ask journalctl for. It is not told to be quiet, since its remarks tell what it cannot read."""
+    """What to ask journalctl for."""
     unit = _systemd.unit_name(unit)
     arguments = ["--no-pager", "--all", "--output=export", "--output-fields=" + ",".join(FIELDS)]
     if after_cursor:
@@ -230,12 +230,11 @@ def journal(
     after_cursor: t.Optional[str] = None,
     lines: t.Optional[int] = None,
     timeout: float = 10.0,
-    remarks: t.Optional[t.List[str]] = None,
 ) -> t.List[Record]:
     """What the unit and systemd about the unit wrote, oldest first.
 
     Without a cursor these are the newest lines, after a cursor the ones that follow it; at most ``lines`` either way.
-    What journalctl remarks on the side is added to ``remarks``. Where the time is over, what has come is answered.
+    Where the time is over, what has come is answered.
     """
     stream = Stream(["--lines=%d" % (lines or JOURNAL_LINES), *arguments_of(unit, invocation, after_cursor)])
     parser, found = Parser(), []
@@ -244,11 +243,23 @@ def journal(
             found += parser.feed(chunk)
     finally:
         rc = stream.close()
-    if remarks is not None:
-        remarks += stream.said.splitlines()
     if not stream.ended and not found:
         raise _systemd.NoAnswer('the journal of the unit "%s" did not answer within %g s' % (unit, timeout))
     if stream.ended and rc != 0:
         said = _systemd.said(rc or 0, stream.said)
         raise ServingError('the journal of the unit "%s" cannot be read: %s' % (unit, said))
     return found
+
+
+def remarks(timeout: float = 10.0) -> t.List[str]:
+    """What journalctl remarks of the journal as such: that there is none, or that not all of it may be read.
+
+    With an output for programs it keeps that to itself, so this asks for no line in the form for people.
+    """
+    stream = Stream(["--no-pager", "--lines=0"])
+    try:
+        for _chunk in stream.read(timeout):
+            pass
+    finally:
+        stream.close()
+    return stream.said.splitlines()

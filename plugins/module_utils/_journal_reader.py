@@ -40,6 +40,7 @@ class Reader:
         self._follower: t.Optional[_journal.Stream] = None
         self._parser = _journal.Parser()
         self._next = float("-inf")  # no question before
+        self._checked = False
 
     def read(self, state: UnitState) -> t.List[_journal.Record]:
         """The lines since the last call."""
@@ -71,12 +72,14 @@ class Reader:
             "boot": self._boot,
             "stamp": self._stamp,
             "dropped": self._dropped,
+            "checked": self._checked,
             "warnings": dict(self.warnings),
         }
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         self._cursor, self._boot, self._stamp = saved["cursor"], saved["boot"], saved["stamp"]
         self._dropped, self.warnings = saved["dropped"], dict(saved["warnings"])
+        self._checked = saved["checked"]
 
     def _once(self, state: UnitState) -> t.List[_journal.Record]:
         found = None
@@ -88,23 +91,42 @@ class Reader:
             found = [one for one in found or () if one.boot != self._boot or one.monotonic > self._stamp]
         if not found:
             self._next = time.monotonic() + (AGAIN if state.runs else 0.0)
+            if not self._cursor:
+                self._check()
         return found or []
 
-    def _ask(self, **options: t.Any) -> t.Optional[t.List[_journal.Record]]:
-        remarks: t.List[str] = []
+    def _check(self) -> None:
+        """Nothing at all is there: find out once whether that is because it may not be seen."""
+        if self._checked:
+            return
+        self._checked = True
         try:
-            found = _journal.journal(self.unit, timeout=PATIENCE, remarks=remarks, **options)
+            remarks = _journal.remarks(PATIENCE)
+        except ServingError:
+            return  # said already
+        text = "\n".join(remarks)
+        if any(words in text for words in DENIED):
+            self.warnings = {
+                "denied": 'the journal of the unit "%s" cannot be read in full: run as root, or with become' % self.unit
+            }
+        elif any(words in text for words in NONE):
+            self.warnings["none"] = "this host keeps no journal: what the service writes cannot be seen there"
+        damaged = next((line for line in remarks if any(words in line for words in DAMAGED)), None)
+        if damaged:
+            self.warnings["damaged"] = "a part of the journal cannot be read: %s" % damaged.strip().rstrip(".")
+
+    def _ask(self, **options: t.Any) -> t.Optional[t.List[_journal.Record]]:
+        try:
+            found = _journal.journal(self.unit, timeout=PATIENCE, **options)
         except NoAnswer as error:
             self.warnings["journal"] = error.message
             self._next = time.monotonic() + AGAIN
             return []
         except ServingError as error:
-            self._remark(remarks)
-            if "after_cursor" not in options and "denied" not in self.warnings:
+            if "after_cursor" not in options:
                 self.warnings["journal"] = error.message
             self._next = time.monotonic() + AGAIN
             return None
-        self._remark(remarks)
         self.warnings.pop("journal", None)
         return found
 
@@ -124,7 +146,6 @@ class Reader:
             # Rotated away under it, or the host has no more watches to give: the next one goes on at the same place.
             if follower.close() and not found:
                 self._cursor = None
-            self._remark(follower.said.splitlines())
             self._follower = None
         return found
 
@@ -140,16 +161,3 @@ class Reader:
                 % (self._dropped, self.unit)
             )
         return found
-
-    def _remark(self, remarks: t.Sequence[str]) -> None:
-        text = "\n".join(remarks)
-        if any(words in text for words in DENIED):
-            self.warnings["denied"] = (
-                'the journal of the unit "%s" cannot be read in full: run as root, or with become' % self.unit
-            )
-            self.warnings.pop("journal", None)
-        elif any(words in text for words in NONE):
-            self.warnings["none"] = "this host keeps no journal: what the service writes cannot be seen there"
-        damaged = next((line for line in remarks if any(words in line for words in DAMAGED)), None)
-        if damaged:
-            self.warnings["damaged"] = "a part of the journal cannot be read: %s" % damaged.strip().rstrip(".")

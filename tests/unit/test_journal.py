@@ -149,16 +149,16 @@ def test_the_journal_of_one_run_has_systemds_own_lines_too(journalctl: Journalct
     )
 
 
-def test_a_failure_is_one_sentence_and_what_it_remarked_is_kept(journalctl: Journalctl) -> None:
+def test_a_failure_is_one_sentence(journalctl: Journalctl) -> None:
     journalctl.status.write_text("1")
     journalctl.err.write_text("Failed to seek to cursor: Invalid argument\n")
-    remarks: t.List[str] = []
     with pytest.raises(ServingError) as caught:
-        _journal.journal("qwen", remarks=remarks)
+        _journal.journal("qwen")
     assert caught.value.message == (
         'the journal of the unit "qwen" cannot be read: Failed to seek to cursor: Invalid argument'
     )
-    assert remarks == ["Failed to seek to cursor: Invalid argument"]
+    assert _journal.remarks() == ["Failed to seek to cursor: Invalid argument"]
+    assert journalctl.calls[-1] == "--no-pager --lines=0"
 
 
 def test_a_journal_that_never_ends_costs_no_more_than_the_time_and_the_bytes(
@@ -308,7 +308,7 @@ def test_what_cannot_be_read_is_said_and_ends_nothing(
     for _look in range(3):
         assert reader.read(ACTIVE) == []
     assert list(reader.warnings.values()) == [warning]
-    assert len(journalctl.calls) == 1  # not at each look
+    assert len(journalctl.calls) == 2  # the journal, and what is wrong with it; not at each look
     reader.close()
 
 
