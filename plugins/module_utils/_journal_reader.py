@@ -49,17 +49,17 @@ class Reader:
             if not new_life and time.monotonic() < self._next:
                 return []
             self.close()
-            found = self._once(state)
+            found = self._taken(self._once(state))
             self._life = state.invocation_id
             if state.runs and self._cursor:
                 self._follow()
         elif self._follower is not None:
-            found = self._poll(self._follower)
+            found = self._taken(self._poll(self._follower))
         else:
             found = []
             if time.monotonic() >= self._next:
                 self._follow()
-        return self._taken(found)
+        return found
 
     def close(self) -> None:
         if self._follower is not None:
