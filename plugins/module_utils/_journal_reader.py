@@ -46,7 +46,7 @@ class Reader:
         """The lines since the last call."""
         new_life = self._life != state.invocation_id
         if new_life or not state.runs or not self._cursor:
-            if not new_life and time.monotonic() < self._next:
+            if not new_life and state.runs and time.monotonic() < self._next:
                 return []
             self.close()
             found = self._taken(self._once(state))
@@ -90,7 +90,7 @@ class Reader:
             found = self._ask(invocation=state.invocation_id, lines=FIRST_LINES)
             found = [one for one in found or () if one.boot != self._boot or one.monotonic > self._stamp]
         if not found:
-            self._next = time.monotonic() + (AGAIN if state.runs else 0.0)
+            self._next = time.monotonic() + AGAIN
             if not self._cursor:
                 self._check()
         return found or []
