@@ -25,10 +25,11 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Seconds that a change stands before it ends a slice. Readiness ends it at once, and near the end of a load it is
 # better not to be between two slices.
 SETTLE, NEAR_SETTLE = 1.0, 4.0
-# A slice costs the host what it takes to start a program, and a little that the program does not see. Whatever changes,
-# that stays below a share of the time, after an allowance of some seconds that makes the beginning lively.
-SHARE, ALLOWANCE, UNSEEN = 0.01, 3.0, 0.15
-LONGEST = 55.0
+# A slice costs the host what it takes to start a program, and a little that the program does not see. At the beginning
+# every change ends one; later a percentage alone does when that cost is a small share of what the slice has lasted.
+LIVELY = 15.0
+SHARE, UNSEEN = 0.015, 0.15
+SHORTEST, LONGEST = 10.0, 55.0
 
 
 def boot_id(path: str = BOOT_ID) -> str:
@@ -59,12 +60,11 @@ class Slice:
         fits = [token.get("format"), token.get("boot"), token.get("what")] == [FORMAT, boot, self._what]
         self.warnings: t.List[str] = list(token.get("warnings", ()))
         self._shown: t.Optional[t.List[t.Any]] = None
-        self._spent = 0.0
         if fits:
             with contextlib.suppress(KeyError, TypeError, ValueError, IndexError, AttributeError):
                 self.wait = make(float(token["wait"]["start"]))
                 self.wait.restore(token["wait"])
-                self._shown, self._spent = token["shown"], float(token["spent"])
+                self._shown = token["shown"]
                 return
         self.wait = make(self._began - ask.elapsed)
 
@@ -84,8 +84,9 @@ class Slice:
         self._changed = min(self._changed, now)
         if now - self._changed < (NEAR_SETTLE if live["near"] else SETTLE):
             return False
-        left = ALLOWANCE + SHARE * self.wait.deadline.elapsed - self._spent - self._cost
-        return left > (-ALLOWANCE if change == "much" else 0.0)
+        if self.wait.deadline.elapsed < LIVELY:
+            return True
+        return age >= (SHORTEST if change == "much" else self._cost / SHARE)
 
     def token(self) -> str:
         """What the next slice needs."""
@@ -95,7 +96,6 @@ class Slice:
             "what": self._what,
             "wait": self.wait.save(),
             "shown": _wait_text.key(self.wait.live()) if self._lively else None,
-            "spent": self._spent + self._cost,
             "warnings": self.warnings,
         }
         return _wait_request.pack(content)

@@ -56,10 +56,10 @@ def key(live: Live) -> Key:
 
 
 def changed(before: t.Optional[t.Sequence[t.Any]], now: Key) -> str:
-    """Whether there is something to tell: ``much``, ``little`` (the percentage alone) or nothing."""
-    if before is None or list(before[:-1]) != now[:-1]:
+    """Whether there is something to tell: ``much``, ``little`` (it moves on as before) or nothing."""
+    if before is None or list(before[:2]) != now[:2] or (now[2] and not before[2]):
         return "much"
-    return "little" if before[-1] != now[-1] else ""
+    return "little" if list(before[2:]) != now[2:] else ""
 
 
 def line(live: Live) -> str:
@@ -109,4 +109,4 @@ def _shows_percent(live: Live) -> bool:
 
 def _still(live: Live) -> bool:
     moved, stall = live.get("moved"), live.get("stall_timeout") or 0.0
-    return moved is not None and moved >= max(min(QUIET, stall / 2), stall / 10)
+    return moved is not None and moved >= max(min(QUIET, stall / 2), stall / 5)

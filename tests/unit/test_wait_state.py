@@ -277,19 +277,26 @@ def test_nothing_that_changes_ends_a_slice_that_nobody_looks_at() -> None:
     assert ends(part, clock, 100) == pytest.approx(_wait_state.LONGEST, abs=0.15)
 
 
-def test_percentages_alone_may_cost_no_more_than_a_share_of_the_time() -> None:
+def test_later_percentages_alone_may_cost_no_more_than_a_share_of_the_time() -> None:
     clock = FakeClock()
     shown = Shown(clock)
     ended = []
-    spent = 0.0
-    while clock.now < 1200:
+    while clock.now < 300:
         began = clock.now
         part = part_of(clock, shown)
-        part._spent = spent
         while not part():
             clock.now += 0.1
-            shown.now["percent"] = clock.now / 12
-        spent += part._cost
+            shown.now["percent"] = clock.now / 3
         ended.append(clock.now - began)
-    assert ended[1:4] == [pytest.approx(12.0, abs=0.3)] * 3  # one percent each
-    assert spent <= _wait_state.ALLOWANCE + (_wait_state.SHARE + 0.5 / _wait_state.LONGEST) * 1200
+    # One percent and a second each, until they have been lively for long enough.
+    assert all(1.0 <= seconds <= 4.2 for seconds in ended[:4])
+    assert ended[6:] == [pytest.approx(0.5 / _wait_state.SHARE, abs=1.2)] * len(ended[6:])
+
+
+def test_later_another_phase_ends_a_slice_that_has_lasted_a_while() -> None:
+    clock = FakeClock()
+    shown = Shown(clock)
+    clock.now = 100.0
+    part = part_of(clock, shown)
+    shown.now["phase"] = "compiling"
+    assert ends(part, clock, 200) == pytest.approx(110.0, abs=0.15)

@@ -32,8 +32,8 @@ LIVE: t.Dict[str, t.Any] = {
         ({"restarts": 2}, "loading weights 63 % · 71204 MiB · restarted 2 times · 4 m 12 s, moved 2 s ago"),
         ({"elapsed": 7325.0}, "loading weights 63 % · 71204 MiB · 2 h 02 m, moved 2 s ago"),
         (
-            {"moved": 45.0},
-            "loading weights 63 % · 71204 MiB · 4 m 12 s, nothing moved for 45 s (stalled at 5 m 00 s)",
+            {"moved": 65.0},
+            "loading weights 63 % · 71204 MiB · 4 m 12 s, nothing moved for 1 m 05 s (stalled at 5 m 00 s)",
         ),
         ({"moved": None, "memory": None}, "loading weights 63 % · 4 m 12 s"),
         ({"phase": "", "percent": None}, "starting, the port is not open · 71204 MiB · 4 m 12 s, moved 2 s ago"),
@@ -67,18 +67,24 @@ def test_a_line(change: t.Dict[str, t.Any], line: str) -> None:
         ({"missing": "health"}, ""),
         ({"missing": "generation"}, "much"),
         ({"restarts": 1}, "much"),
-        ({"moved": 31.0}, "much"),
+        ({"moved": 61.0}, "much"),
     ],
 )
 def test_what_is_a_change(change: t.Dict[str, t.Any], word: str) -> None:
     assert _wait_text.changed(_wait_text.key(LIVE), _wait_text.key({**LIVE, **change})) == word
 
 
+def test_moving_again_is_no_great_matter() -> None:
+    still = _wait_text.key({**LIVE, "moved": 61.0})
+    assert _wait_text.changed(still, _wait_text.key(LIVE)) == "little"
+    assert _wait_text.changed(still, _wait_text.key({**LIVE, "phase": "compiling"})) == "much"
+
+
 def test_the_first_look_is_a_change() -> None:
     assert _wait_text.changed(None, _wait_text.key(LIVE)) == "much"
 
 
-@pytest.mark.parametrize(("stall", "quiet"), [(300.0, 30.0), (60.0, 15.0), (10.0, 5.0), (1800.0, 180.0)])
+@pytest.mark.parametrize(("stall", "quiet"), [(300.0, 60.0), (60.0, 15.0), (10.0, 5.0), (1800.0, 360.0)])
 def test_standing_still_is_told_long_before_it_is_a_stall(stall: float, quiet: float) -> None:
     for moved, still in ((quiet - 0.1, False), (quiet, True)):
         assert _wait_text.key({**LIVE, "stall_timeout": stall, "moved": moved})[2] is still
