@@ -20,7 +20,7 @@ __all__ = ("GROUPS", "Members")
 # Where the kernel shows the control groups that systemd tracks units in: unified, legacy, hybrid.
 GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 PERIOD = 10.0  # seconds between two looks at all processes, when nothing asks for one
-SHARE = 0.01  # of a core that these looks may cost
+SHARE = 0.005  # of a core that these looks may cost
 MOST_GROUPS = 64
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

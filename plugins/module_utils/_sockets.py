@@ -15,6 +15,7 @@ import typing as t
 __all__ = ("Socket", "listening", "owners")
 
 LISTENS = b"0A"
+IN_BETWEEN = b"03"  # connections that are not taken yet: old kernels tell them with the socket that is to take them
 MOST = 10000  # sockets that are looked at
 FAMILIES = (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6))
 
@@ -39,8 +40,10 @@ def listening(proc: str = "/proc") -> t.List[Socket]:
             for line in stream:
                 words = line.split(None, 10)
                 # The kernel tells those that listen first: what comes after them may be a hundred thousand connections.
-                if len(words) < 10 or words[3] != LISTENS or len(found) >= MOST:
+                if len(words) < 10 or words[3] not in (LISTENS, IN_BETWEEN) or len(found) >= MOST:
                     break
+                if words[3] == IN_BETWEEN:
+                    continue
                 address, _colon, port = words[1].partition(b":")
                 found.append(Socket(_address(address, family), int(port, 16), int(words[9])))
     return found

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import socket
 import threading
 import time
@@ -62,6 +63,35 @@ def test_who_listens_is_found_without_a_look_at_all_processes(server: socket.soc
     assert _sockets.owners({found.inode}, [os.getppid()]) == {}
     with socket.create_connection((address, port)):
         assert len([one for one in _sockets.listening() if one.port == port]) == 1
+
+
+def test_only_the_sockets_that_listen_are_read(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "self" / "net"
+    folder.mkdir(parents=True)
+    rows = "  %d: %s 00000000:0000 %s 00000000:00000000 00:00000000 00000000 0 0 %d 1 0 100 0 0 10 0\n"
+    (folder / "tcp").write_text(
+        "  sl  local_address rem_address   st\n"
+        + rows % (0, "0100007F:1F90", "0A", 77)
+        + rows % (1, "0100007F:1F90", "03", 0)
+        + rows % (2, "00000000:0016", "0A", 78)
+        + rows % (3, "0100007F:1F90", "01", 79)
+        + rows % (4, "0100007F:1F91", "0A", 80)
+    )
+    (folder / "tcp6").write_text(
+        "  sl  local_address                         remote_address                        st\n"
+        + rows % (0, "00000000000000000000000001000000:1F90", "0A", 81)
+    )
+    found = _sockets.listening(str(tmp_path))
+    assert [(one.address, one.port, one.inode) for one in found] == [
+        ("127.0.0.1", 8080, 77),
+        ("0.0.0.0", 22, 78),
+        ("::1", 8080, 81),
+    ]
+    (folder / "tcp6").unlink()
+    assert len(_sockets.listening(str(tmp_path))) == 2
+    (folder / "tcp").unlink()
+    with pytest.raises(OSError):
+        _sockets.listening(str(tmp_path))
 
 
 def answer(server: socket.socket, *pieces: bytes, pause: float = 0.0) -> t.Dict[str, bytes]:

@@ -111,7 +111,7 @@ def test_the_caller_and_its_children_are_nobodys_members(unit: Unit) -> None:
 
 
 def test_a_look_at_all_that_is_dear_is_taken_less_often(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 0.5, 10.0, 10.01])
+    times = iter([0.0, 0.25, 10.0, 10.01])
     monkeypatch.setattr(_members.time, "process_time", lambda: next(times))
     members = follow(unit)
     state = unit.state(unit.start().pid)

@@ -1,0 +1,222 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""What one look at a service asks for, what it leaves out, and what the next process needs to go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import typing as t
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _engines,
+    _generation,
+    _http,
+    _journal,
+    _listening,
+    _systemd,
+    _target,
+)
+
+UNIT = "x.service"
+
+
+def target(url: str = "http://127.0.0.1:9", unit: t.Optional[str] = UNIT, **options: t.Any) -> _target.HostTarget:
+    return _target.HostTarget(unit, url, _generation.Question(_engines.get(None)), _http.Access(), **options)
+
+
+def state(**fields: t.Any) -> _systemd.UnitState:
+    given = {"active_state": "active", "sub_state": "running", "main_pid": os.getpid(), "invocation_id": "a", **fields}
+    return _systemd.UnitState(UNIT, **given)
+
+
+class Systemd:
+    """Answers with ``now``, and counts how often it is asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, now: _systemd.UnitState) -> None:
+        self.now, self.asked = now, 0
+        monkeypatch.setattr(_systemd, "show", self.show)
+
+    def show(self, _name: str) -> _systemd.UnitState:
+        self.asked += 1
+        return self.now
+
+
+def test_a_unit_whose_main_process_lives_is_asked_about_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd = Systemd(monkeypatch, state())
+    one = target()
+    assert [one.unit() for _look in range(5)] == [systemd.now] * 5
+    assert systemd.asked == 1
+    one._state_at -= _target.UNIT_AGE
+    one.unit()
+    assert systemd.asked == 2
+
+
+def test_the_death_of_the_main_process_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        systemd = Systemd(monkeypatch, state(main_pid=child.pid))
+        one = target()
+        one.unit()
+        one.unit()
+        assert systemd.asked == 1
+        child.kill()
+        child.wait()
+        systemd.now = state(active_state="failed", sub_state="failed", main_pid=0)
+        found = one.unit()
+        assert found is not None and found.active_state == "failed"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"active_state": "activating", "sub_state": "start-post", "job": 7},
+        {"active_state": "activating", "sub_state": "auto-restart", "main_pid": 0},
+        {"active_state": "failed", "main_pid": 0},
+        {"active_state": "deactivating", "sub_state": "stop-sigterm"},
+        {"job": 9},
+    ],
+)
+def test_a_unit_on_its_way_is_asked_about_at_each_look(
+    monkeypatch: pytest.MonkeyPatch, fields: t.Dict[str, t.Any]
+) -> None:
+    systemd = Systemd(monkeypatch, state(**fields))
+    one = target()
+    for _look in range(3):
+        one.unit()
+    assert systemd.asked == 3
+
+
+def test_while_nobody_listens_no_look_at_all_processes_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_listening, "rows_of_all", lambda: pytest.fail("looked at all"))
+    one = target()
+    for _look in range(10):
+        assert one.listener(state(main_pid=0)).kind == "none"
+    assert one.members.looks == 1
+
+
+def test_an_answer_that_explains_nothing_is_not_sought_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: t.List[int] = []
+
+    def rows() -> t.List[_listening.Row]:
+        looked.append(1)
+        return [_listening.Row("127.0.0.1", None, port)]
+
+    monkeypatch.setattr(_listening, "rows_of_all", rows)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(1)
+        port = server.getsockname()[1]
+        one = target("http://127.0.0.1:%d" % port)
+        assert {one.listener(state(main_pid=0)).kind for _look in range(5)} == {"unexplained"}
+        assert len(looked) == 1
+        assert one._doubt is not None
+        one._doubt = (one._doubt[0], one._doubt[1] - _target.DOUBT_AGE, one._doubt[2])
+        one.listener(state(main_pid=0))
+        assert len(looked) == 2
+
+
+class Journal:
+    """In the place of the reader."""
+
+    def __init__(self, *records: _journal.Record) -> None:
+        self.records, self.warnings = list(records), {"journal": "the journal is away"}
+
+    def read(self, _state: t.Any) -> t.List[_journal.Record]:
+        return self.records
+
+    def close(self) -> None:
+        pass
+
+
+def record(message: str, pid: int = 77, dropped: int = 0) -> _journal.Record:
+    return _journal.Record("s=1", 1, 1, "a", pid, 6, message, dropped=dropped)
+
+
+def test_lines_are_the_services_own_or_systemds() -> None:
+    one = target()
+    one._journal = Journal(record("mine"), record("Started.", pid=1), record("Suppressed 3 messages", dropped=3))  # type: ignore[assignment]
+    assert one.log(state()) == [("mine", True), ("Started.", False), ("Suppressed 3 messages", False)]
+    assert one.warnings == ["the journal is away"]
+
+
+def test_of_a_log_file_what_is_new_counts_and_of_the_journal_what_systemd_says(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("of an earlier life\n")
+    one = target(log_path=str(path))
+    one._journal = Journal(record("a line of a wrapper"), record("Started.", pid=1))  # type: ignore[assignment]
+    assert one.log(state()) == [("Started.", False), ("of an earlier life", False)]
+    with path.open("a") as stream:
+        stream.write("new\n")
+    assert one.log(state())[1:] == [("new", True)]
+    path.unlink()
+    path.mkdir()
+    one.log(state())
+    assert one.warnings == [
+        "the journal is away",
+        'the log file "%s" cannot be read: it is no regular file' % path,
+    ]
+    one.close()
+
+
+def test_what_cannot_be_seen_of_processes_is_said_once() -> None:
+    one = target()
+    one._unreadable = True
+    for _look in range(3):
+        one._gather_warnings()
+    assert one.warnings == ["what the processes of the unit read and write cannot be seen: run as root, or with become"]
+
+
+def test_the_next_process_goes_on(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("old\n")
+    first = target(log_path=str(path))
+    first._journal._cursor = "s=7"  # type: ignore[union-attr]
+    first._journal.warnings = {"denied": "the journal is closed"}  # type: ignore[union-attr]
+    first._file.read()  # type: ignore[union-attr]
+    first.knock()
+    first._unreadable = True
+    saved = json.loads(json.dumps(first.save()))
+    first.close()
+    assert len(json.dumps(saved)) < 2000
+    with path.open("a") as stream:
+        stream.write("new\n")
+    second = target(log_path=str(path))
+    second.restore(saved)
+    assert json.loads(json.dumps(second.save())) == saved
+    assert second._file.read() == [("new", True)]  # type: ignore[union-attr]
+    assert second.warnings == [
+        "what the processes of the unit read and write cannot be seen: run as root, or with become",
+        "the journal is closed",
+    ]
+    second.close()
+    other = target()
+    other.restore({"version": 0})
+    assert other.save() == target().save()
+
+
+def test_without_a_unit_there_is_neither_a_journal_nor_a_state() -> None:
+    one = target(unit=None)
+    assert one.unit() is None
+    assert one.save()["journal"] is None
+    one.restore(one.save())
+
+
+def test_a_name_is_looked_up_for_a_knock_and_not_at_each_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: t.List[str] = []
+
+    def addresses_of(host: str) -> t.List[str]:
+        asked.append(host)
+        raise _target.ServingError("no such host")
+
+    monkeypatch.setattr(_listening, "addresses_of", addresses_of)
+    one = target("http://engine.example.com:8000", unit=None)
+    assert [one.knock() for _look in range(5)] == [False] * 5
+    assert one.peek("/health") is None
+    assert asked == ["engine.example.com"]
