@@ -41,15 +41,25 @@ class Reader:
         self._parser = _journal.Parser()
         self._next = float("-inf")  # no question before
         self._checked = False
+        self._held: t.List[_journal.Record] = []  # of a life that has only begun
+        self._held_after: t.Tuple[t.Optional[str], str, int] = (None, "", 0)
 
     def read(self, state: UnitState) -> t.List[_journal.Record]:
-        """The lines since the last call."""
+        """The lines since the last call; at the first one in a new life, those of the lives before it."""
+        held, self._held = self._held, []
+        return held + self._read(state)
+
+    def _read(self, state: UnitState) -> t.List[_journal.Record]:
         new_life = self._life != state.invocation_id
         if new_life or not state.runs or not self._cursor:
             if not new_life and state.runs and time.monotonic() < self._next:
                 return []
             self.close()
+            before = self._place
             found = self._taken(self._once(state))
+            if new_life and self._life is not None:
+                # First all of the life that is over, so that nobody takes the first words of the next for its last.
+                found = self._hold_back(found, state.invocation_id, before)
             self._life = state.invocation_id
             if state.runs and self._cursor:
                 self._follow()
@@ -61,16 +71,30 @@ class Reader:
                 self._follow()
         return found
 
+    @property
+    def _place(self) -> t.Tuple[t.Optional[str], str, int]:
+        return self._cursor, self._boot, self._stamp
+
+    def _hold_back(
+        self, found: t.List[_journal.Record], life: str, before: t.Tuple[t.Optional[str], str, int]
+    ) -> t.List[_journal.Record]:
+        first = next((at for at, one in enumerate(found) if one.invocation == life), len(found))
+        self._held = found[first:]
+        told = found[first - 1] if first else None
+        self._held_after = before if told is None else (told.cursor, told.boot, told.monotonic)
+        return found[:first]
+
     def close(self) -> None:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
 
     def save(self) -> t.Dict[str, t.Any]:
+        cursor, boot, stamp = self._held_after if self._held else self._place
         return {
-            "cursor": self._cursor,
-            "boot": self._boot,
-            "stamp": self._stamp,
+            "cursor": cursor,
+            "boot": boot,
+            "stamp": stamp,
             "dropped": self._dropped,
             "checked": self._checked,
             "warnings": dict(self.warnings),

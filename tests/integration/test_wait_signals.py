@@ -59,8 +59,8 @@ def test_each_line_of_a_real_journal_comes_once_over_lives_and_slices() -> None:
             ["three"],
             ["Loading \ufffd: 10%", "Loading: 20%", "Loading: 30%"],
             ["between two slices"],
-            ["last words", "a new life"],
-            [],
+            ["last words"],
+            ["a new life"],
         ],
         "warnings": {},
     }

@@ -318,7 +318,11 @@ def test_a_new_life_is_read_at_once(journalctl: Journalctl) -> None:
     lines(reader)
     journalctl.out.write_bytes(entry("crashed", 2) + entry("again", 3, _SYSTEMD_INVOCATION_ID="cd"))
     next_life = _systemd.UnitState(**dict(vars(ACTIVE), invocation_id="cd"))
-    assert lines(reader, next_life) == ["crashed", "again"]
+    assert lines(reader, next_life) == ["crashed"]
+    saved = reader.save()
+    assert (saved["cursor"], saved["stamp"]) == ("s=2", 2)
+    assert lines(reader, next_life) == ["again"]
+    assert reader.save()["cursor"] == "s=3"
     reader.close()
 
 
