@@ -22,6 +22,7 @@ import signals_sandbox
 from ansible_collections.gpuops.serving.plugins.module_utils import (
     _engines,
     _generation,
+    _gpu_memory,
     _http,
     _members,
     _ownership,
@@ -30,6 +31,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _target,
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
+from gpu_host import Lab, driver_library, made
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -216,3 +218,48 @@ def test_the_first_moment_of_an_open_port_is_seen() -> None:
         server.listen(1)
         assert target.knock()
     assert not target.knock()
+
+
+@pytest.fixture
+def lab(
+    tmp_path: pathlib.Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> t.Iterator[Lab]:
+    pytest.importorskip("pynvml")
+    yield from made(tmp_path, driver_library(tmp_path_factory), monkeypatch)
+
+
+def read_gpus(lab: Lab, pids: t.List[int], gpus: t.Optional[t.List[str]] = None) -> t.Tuple[t.Optional[float], str]:
+    memory = _gpu_memory.GpuMemory(gpus, dev=str(lab.dev), sys=str(lab.sys))
+    end = time.monotonic() + 20
+    memory.look(pids)
+    while memory._reading is not None and time.monotonic() < end:
+        time.sleep(0.01)
+        memory.look(pids)
+    return memory.value, memory.warning
+
+
+def test_the_memory_of_a_service_is_told_from_that_of_another_on_the_same_gpu(lab: Lab) -> None:
+    lab.scenario(devices=2)
+    mine, other = lab.hold("--memory", "44000", node="nvidia0"), lab.hold("--memory", "1500", node="nvidia0")
+    assert read_gpus(lab, [mine.pid]) == (44000.0, "")
+    assert read_gpus(lab, [other.pid]) == (1500.0, "")
+    assert read_gpus(lab, [mine.pid, other.pid], ["0"]) == (45500.0, "")
+    # Nothing of it is on the other device but what the driver itself has there.
+    found, warning = read_gpus(lab, [mine.pid], ["1"])
+    assert found is not None and found < 100 and warning == ""
+
+
+def test_a_driver_that_hangs_delays_no_look(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = lab.hold("--memory", "100", node="nvidia0")
+    lab.scenario(device__0__delay_ms__nvmlDeviceGetMemoryInfo=600000)
+    monkeypatch.setattr(_gpu_memory, "LIMIT", 0.5)
+    memory = _gpu_memory.GpuMemory(None, dev=str(lab.dev), sys=str(lab.sys))
+    longest, end = 0.0, time.monotonic() + 2.0
+    while time.monotonic() < end:
+        began = time.monotonic()
+        memory.look([child.pid])
+        longest = max(longest, time.monotonic() - began)
+        time.sleep(0.05)
+    assert longest < 1.0
+    assert memory.warning == "the GPU memory of the service cannot be read: no answer within 0.5 s"
+    memory.close()
