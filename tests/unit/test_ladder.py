@@ -1,0 +1,168 @@
+# Copyright: (c) 2026, gpuops.serving contributors
+# GNU General Public License v3.0 or later (see LICENSES/GPL-3.0-or-later.txt or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Between two looks: cheap signs bring the next one forward, and what is dear is not done in vain."""
+
+from __future__ import annotations
+
+import json
+import typing as t
+
+import pytest
+from ansible_collections.gpuops.serving.plugins.module_utils import _http
+from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
+from service import Service, changed, listing, loading, refused
+
+
+@pytest.mark.parametrize("interval", [1.0, 60.0])
+def test_a_port_that_opens_is_seen_at_once_whatever_the_interval(interval: float) -> None:
+    service = Service()
+    loading(service, 100.03)
+    service.cpu = lambda now: now
+    found = service.wait(timeout=600, interval=interval)
+    assert found.verdict == "ready"
+    assert found.seconds == pytest.approx(100.03 + 0.1, abs=0.1001)  # the token takes 0.1 s
+
+
+def test_who_listens_is_not_looked_up_while_nobody_answers() -> None:
+    service = Service()
+    loading(service, 100)
+    service.cpu = lambda now: now
+    assert service.wait().verdict == "ready"
+    assert service.listener_looks == 2
+
+
+def test_who_listens_instead_is_looked_up_once_more_for_the_last_word() -> None:
+    service = Service()
+    loading(service, 9999)
+    service.port = lambda now: Listener(
+        "none", silence="nothing listens on port 8000" + ("; on 9000" if now > 5 else "")
+    )
+    found = service.wait(timeout=600, stall=30)
+    assert found.msg.endswith(': the tier "listener" is not reached: nothing listens on port 8000; on 9000')
+    assert service.listener_looks == 2
+
+
+def statuses(service: Service, *steps: t.Tuple[float, int]) -> None:
+    """The status of the engine's health, from each of some moments on."""
+
+    def health(now: float) -> _http.Answer:
+        return _http.Answer("u/health", status=[status for since, status in steps if now >= since][-1])
+
+    service.health = health
+    service.models = lambda now: listing("m", owner="llamacpp")
+
+
+@pytest.mark.parametrize(("ready", "late"), [(20.05, 0.2), (90.05, 0.5)])
+def test_a_health_that_changes_is_seen_at_once_and_asked_less_often_after_a_while(ready: float, late: float) -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    statuses(service, (0, 503), (ready, 200))
+    found = service.wait("llama_cpp", timeout=600, interval=60.0)
+    assert found.verdict == "ready"
+    assert ready <= found.wait.tiers[2].at <= ready + late
+
+
+def test_a_status_that_stays_does_not_bring_a_look_forward() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    looks: t.List[float] = []
+    statuses(service, (0, 503))
+    state = service.state
+
+    def unit(now: float) -> t.Any:
+        looks.append(now)
+        return state(now)
+
+    service.state = unit
+    service.wait("llama_cpp", timeout=100, interval=10.0)
+    assert len([now for now in looks if now > 30]) <= 8
+
+
+def test_a_peek_goes_on_where_the_last_one_ended() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    statuses(service, (0, 503), (10, 500), (12, 503), (40, 200))
+    found = service.wait("llama_cpp", timeout=600, interval=30.0)
+    assert (found.verdict, found.wait.tiers[2].detail) == ("ready", "status 200")
+
+
+@pytest.mark.parametrize("interval", [1.0, 7.0, 60.0])
+def test_the_end_of_the_stall_window_is_met_exactly(interval: float) -> None:
+    service = Service()
+    loading(service, 9999)
+    found = service.wait(timeout=600, stall=33.3, interval=interval)
+    moved = 0.0
+    assert (found.verdict, found.seconds) == ("stalled", pytest.approx(moved + 33.3, abs=0.01))
+
+
+def test_the_deadline_is_met_exactly() -> None:
+    service = Service()
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    found = service.wait(timeout=77.7, stall=60, interval=9.0)
+    assert (found.verdict, found.seconds) == ("progressing", pytest.approx(77.7, abs=0.01))
+
+
+def test_without_a_unit_a_closed_port_is_knocked_at_and_not_asked() -> None:
+    service = Service()
+    service.state = lambda now: None
+    loading(service, 50.05)
+    asked: t.List[float] = []
+    health = service.health
+
+    def get(path: str, timeout: float, method: str = "GET") -> _http.Answer:
+        asked.append(service.clock.now)
+        return health(service.clock.now) if path != "/v1/models" else service.models(service.clock.now)
+
+    service.get = get  # type: ignore[method-assign]
+    found = service.wait(timeout=600, interval=30.0)
+    assert (found.verdict, found.seconds) == ("ready", pytest.approx(50.2, abs=0.15))
+    assert len(asked) == 3
+
+
+def test_an_engine_that_says_that_it_is_dead_is_believed_when_it_says_so_twice() -> None:
+    service = Service()
+    statuses(service, (0, 503))
+    found = service.wait("vllm", timeout=600)
+    assert (found.verdict, found.msg) == ("dead", "u/health says that the engine is dead: status 503")
+    service = Service()
+    statuses(service, (0, 503), (0.1, 200))
+    service.models = lambda now: listing("m")
+    assert service.wait("vllm").verdict == "ready"
+
+
+def test_a_list_is_asked_for_as_the_engine_wants_it_and_says_which_models_are_ready() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    methods: t.Set[str] = set()
+
+    def get(path: str, timeout: float, method: str = "GET") -> _http.Answer:
+        if path != "/v2/repository/index":
+            return service.health(service.clock.now)
+        methods.add(method)
+        state = "READY" if service.clock.now > 20 else "LOADING"
+        return _http.Answer("u", status=200, body=json.dumps([{"name": "m", "version": "1", "state": state}]))
+
+    service.get = get  # type: ignore[method-assign]
+    found = service.wait("triton", model="m", tier="model")
+    assert (found.verdict, methods) == ("ready", {"POST"})
+    assert 20 < found.seconds < 22
+    service.clock.now = 0
+    assert service.wait("triton", model="m", tier="model", timeout=10, stall=10).msg.endswith(
+        'the tier "model" is not reached: lists "m" as not ready: LOADING'
+    )
+
+
+def test_a_new_life_begins_at_the_bottom() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    service.state = lambda now: changed(invocation_id="a" if now < 70 else "b")
+    service.token = lambda now: Side("wedged", error="no answer") if now < 100 else Side("ok", ttft=0.1)
+    service.health = lambda now: refused(now) if 70 <= now < 90 else _http.Answer("u", status=200)
+    service.port = lambda now: Listener("none" if 70 <= now < 90 else "owned")
+    found = service.wait(timeout=600, stall=120)
+    assert (found.verdict, found.wait.restarts) == ("ready", 1)
+    assert found.wait.tiers[1].at >= 90
