@@ -150,6 +150,12 @@ class HostTarget:
         return self._judged(state, [])._replace(silence=self._silence(found))
 
     def _explained(self, state: _systemd.UnitState, at_port: t.Sequence[_sockets.Socket]) -> Listener:
+        self.members.follow(state)
+        owners = _sockets.owners({one.inode for one in at_port}, self.members.pids)
+        if all(one.inode in owners for one in at_port):
+            # Nobody else can have it, so nobody else is looked at: at this moment the token is near.
+            own = [_listening.Row(one.address, pid, one.port) for one in at_port for pid in owners[one.inode]]
+            return self._judged(state, own)
         now = time.monotonic()
         if self._doubt is not None and self._doubt[0] == at_port and now - self._doubt[1] < DOUBT_AGE:
             return self._doubt[2]

@@ -21,9 +21,12 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _http,
     _journal,
     _listening,
+    _ownership,
+    _processes,
     _systemd,
     _target,
 )
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
 
 UNIT = "x.service"
 
@@ -99,6 +102,21 @@ def test_while_nobody_listens_no_look_at_all_processes_is_taken(monkeypatch: pyt
     for _look in range(10):
         assert one.listener(state(main_pid=0)).kind == "none"
     assert one.members.looks == 1
+
+
+def test_a_port_that_the_unit_has_takes_no_look_at_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_listening, "rows_of_all", lambda: pytest.fail("looked at all"))
+    owned = _ownership.Owned()
+    monkeypatch.setattr(_ownership, "of_unit", lambda *arguments, **options: owned)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        one = target("http://127.0.0.1:%d" % server.getsockname()[1])
+        (me,) = _processes.Table.of([os.getpid()])
+        owned.add(me, "cgroup", True)
+        assert one.listener(state()).kind == "none"
+        server.listen(1)
+        assert one.listener(state()) == Listener("owned", "process %d of the unit listens" % os.getpid())
+        assert one.members.looks == 1
 
 
 def test_an_answer_that_explains_nothing_is_not_sought_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
