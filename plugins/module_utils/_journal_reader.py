@@ -40,7 +40,7 @@ class Reader:
         self._follower: t.Optional[_journal.Stream] = None
         self._parser = _journal.Parser()
         self._next = float("-inf")  # no question before
-        self._checked = False
+        self._checked = self._slow = False
         self._held: t.List[_journal.Record] = []  # of a life that has only begun
         self._held_after: t.Tuple[t.Optional[str], str, int] = (None, "", 0)
 
@@ -51,7 +51,7 @@ class Reader:
 
     def _read(self, state: UnitState) -> t.List[_journal.Record]:
         new_life = self._life != state.invocation_id
-        if new_life or not state.runs or not self._cursor:
+        if new_life or not state.runs or (not self._cursor and self._follower is None):
             if not new_life and state.runs and time.monotonic() < self._next:
                 return []
             self.close()
@@ -61,7 +61,7 @@ class Reader:
                 # First all of the life that is over, so that nobody takes the first words of the next for its last.
                 found = self._hold_back(found, state.invocation_id, before)
             self._life = state.invocation_id
-            if state.runs and self._cursor:
+            if state.runs and (self._cursor or self._slow):
                 self._follow()
         elif self._follower is not None:
             found = self._taken(self._poll(self._follower))
@@ -115,7 +115,7 @@ class Reader:
             found = [one for one in found or () if one.boot != self._boot or one.monotonic > self._stamp]
         if not found:
             self._next = time.monotonic() + AGAIN
-            if not self._cursor:
+            if not self._cursor and not self._slow:
                 self._check()
         return found or []
 
@@ -144,7 +144,7 @@ class Reader:
             found = _journal.journal(self.unit, timeout=PATIENCE, **options)
         except NoAnswer as error:
             self.warnings["journal"] = error.message
-            self._next = time.monotonic() + AGAIN
+            self._slow = True
             return []
         except ServingError as error:
             if "after_cursor" not in options:
@@ -155,7 +155,9 @@ class Reader:
         return found
 
     def _follow(self) -> None:
-        arguments = ["--follow", "--no-tail", *_journal.arguments_of(self.unit, after_cursor=self._cursor)]
+        # From where the last line was; of a journal that is too slow for that, from now on.
+        begin = "--no-tail" if self._cursor else "--lines=0"
+        arguments = ["--follow", begin, *_journal.arguments_of(self.unit, after_cursor=self._cursor)]
         self._next = time.monotonic() + AGAIN  # not again before, should it end at once
         try:
             self._follower, self._parser = _journal.Stream(arguments), _journal.Parser()

@@ -346,3 +346,23 @@ def test_a_follower_that_ends_is_begun_again_and_not_at_each_look(
     assert lines(reader, wanted=1) == ["three"]
     assert "--after-cursor=s=2" in journalctl.calls[2]
     reader.close()
+
+
+def test_a_journal_that_is_too_slow_costs_its_patience_once_and_is_followed_from_then_on(
+    journalctl: Journalctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_journal_reader, "PATIENCE", 0.2)
+    program = pathlib.Path(os.environ["PATH"].split(":")[0]) / "journalctl"
+    program.write_text(program.read_text().replace("cat out; exit", "exec sleep 60; exit"))
+    journalctl.follow.write_bytes(entry("from now on", 9))
+    reader = _journal_reader.Reader("x.service")
+    assert reader.read(ACTIVE) == []
+    assert list(reader.warnings.values()) == ['the journal of the unit "x.service" did not answer within 0.2 s']
+    assert lines(reader, wanted=1) == ["from now on"]
+    began = time.monotonic()
+    for _look in range(20):
+        reader.read(ACTIVE)
+    assert time.monotonic() - began < 0.2
+    assert len(journalctl.calls) == 2 and "--follow --lines=0" in journalctl.calls[1]
+    assert reader.save()["cursor"] == "s=9"
+    reader.close()
