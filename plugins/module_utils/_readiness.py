@@ -47,6 +47,7 @@ class Wait:
         self.restarts = 0
         self.state: t.Optional[UnitState] = None
         self._looks = 0
+        self._word = ""  # the last one that the service itself wrote
         self._observed = float("-inf")
         self._pause = FIRST_PAUSE
         self._next = clock.monotonic()  # when the next whole look is due
@@ -131,6 +132,7 @@ class Wait:
         for line, own in self.target.log(self.state):
             if own:
                 self.progress.line(line)
+                self._word = line.strip() or self._word
             else:
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))
@@ -252,8 +254,7 @@ class Wait:
         else:
             return "systemd says %s" % state.result
         # The last word of the process itself names what no pattern knows.
-        line = next((line for line in reversed(self.progress.tail) if not line.startswith(state.name)), "")
-        self.progress.cause = {"kind": kind, "line": line or text}
+        self.progress.cause = {"kind": kind, "line": self._word or text}
         return text
 
     # Verdicts without an event
@@ -294,6 +295,7 @@ class Wait:
             "next": self._next,
             "pause": self._pause,
             "looks": self._looks,
+            "word": self._word,
             "restarts": self.restarts,
             "unit": None if state is None else [state.name, state.n_restarts, state.invocation_id, state.main_pid],
             "ladder": self.ladder.save(),
@@ -304,7 +306,7 @@ class Wait:
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         """Go on where another process has left the wait; the deadline was given when this one was made."""
         self._next, self._pause, self._looks = saved["next"], saved["pause"], saved["looks"]
-        self.restarts = saved["restarts"]
+        self.restarts, self._word = saved["restarts"], saved["word"]
         if saved["unit"] is not None:
             name, n_restarts, invocation_id, main_pid = saved["unit"]
             self.state = UnitState(

@@ -173,6 +173,21 @@ def test_a_dead_unit_is_reported_at_once(fields: t.Dict[str, t.Any], msg: str) -
     assert found.seconds < 1
 
 
+def test_the_last_word_is_that_of_the_service_and_not_of_systemd() -> None:
+    service = Service()
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    failed = changed(active_state="failed", result="exit-code", exec_main_code=1, exec_main_status=3, main_pid=0)
+    service.state = lambda now: ACTIVE if now < 5 else failed
+    service.log = lambda state: [  # type: ignore[method-assign]
+        *([("the tokenizer is sulking", True), ("  ", True)] if 4 < service.clock.now < 5.1 else []),
+        ("Failed to start x.service.", False),
+    ]
+    found = service.wait()
+    assert found.ending.cause == {"kind": "exited", "line": "the tokenizer is sulking"}
+    assert found.wait.as_dict(found.ending)["log_tail"][-1] == "Failed to start x.service."
+
+
 def test_a_unit_that_is_about_to_be_started_is_waited_for() -> None:
     service = Service()
     service.state = lambda now: ACTIVE if now > 5 else changed(active_state="inactive", job=77, main_pid=0)
