@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 import typing as t
@@ -32,7 +33,8 @@ __all__ = ["add", "run"]
 HEARTBEAT = 60.0  # seconds after which a line is printed although nothing changed
 FASTEST = 1.0  # seconds between two lines
 REDRAWN = 0.25
-BAR = "{desc}|{bar:20}| {postfix}"
+BAR = "|{bar:20}| {desc}"
+WIDTH = 100  # of a terminal that does not tell its own
 
 
 def add(commands: t.Any) -> None:
@@ -151,6 +153,13 @@ def _progress(name: str) -> t.ContextManager[t.Callable[[Wait], None]]:
     return _Lines(name)
 
 
+def _width() -> int:
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
 class _Lines:
     """One line for each change, and one now and then."""
 
@@ -179,8 +188,16 @@ class _Bar:
     """One line that is drawn anew: how far the whole load has come as far as that can be told, and what goes on."""
 
     def __init__(self, tqdm: t.Any, name: str, clock: t.Callable[[], float] = time.monotonic) -> None:
-        self._bar = tqdm(total=100, desc=name + " ", bar_format=BAR, file=sys.stderr, leave=False, dynamic_ncols=True)
-        self._clock, self._at = clock, float("-inf")
+        width = _width()
+        self._bar = tqdm(
+            total=100,
+            bar_format=BAR,
+            file=sys.stderr,
+            leave=False,
+            dynamic_ncols=width > 0,
+            ncols=None if width > 0 else WIDTH,
+        )
+        self._name, self._clock, self._at = name, clock, float("-inf")
 
     def __enter__(self) -> _Bar:
         return self
@@ -198,4 +215,4 @@ class _Bar:
         share = live["percent"] if live["overall"] is None else live["overall"]
         self._bar.n = 0 if share is None else int(share)
         with contextlib.suppress(OSError):  # a terminal that is gone must not break off a wait
-            self._bar.set_postfix_str(_wait_text.line(live), refresh=True)
+            self._bar.set_description_str("%s: %s" % (self._name, _wait_text.line(live)), refresh=True)

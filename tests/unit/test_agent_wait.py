@@ -240,7 +240,7 @@ def test_a_terminal_gets_a_bar_of_the_whole_load(monkeypatch: pytest.MonkeyPatch
             bar(wait_at(overall=overall, percent=11.0))
             assert bar._bar.n == {1.1: 6, 2.0: 11}.get(now, int(overall or 0))
     text = stream.getvalue()
-    assert "loading weights 11 %" in text
+    assert "| qwen: loading weights 11 % · 512 MiB · 5 s, moved 1 s ago" in text
     assert "\r" in text
     assert "\n" not in text  # the answer is what stays
 
