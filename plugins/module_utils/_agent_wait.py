@@ -34,7 +34,7 @@ HEARTBEAT = 60.0  # seconds after which a line is printed although nothing chang
 FASTEST = 1.0  # seconds between two lines
 REDRAWN = 0.25
 BAR = "|{bar:20}| {desc}"
-WIDTH = 100  # of a terminal that does not tell its own
+WIDTH, HEIGHT = 100, 24  # of a terminal that does not tell its own
 
 
 def add(commands: t.Any) -> None:
@@ -196,6 +196,7 @@ class _Bar:
             leave=False,
             dynamic_ncols=width > 0,
             ncols=None if width > 0 else WIDTH,
+            nrows=None if width > 0 else HEIGHT,
         )
         self._name, self._clock, self._at = name, clock, float("-inf")
 
