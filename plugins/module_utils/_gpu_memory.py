@@ -39,6 +39,7 @@ class GpuMemory:
         self._gpus = None if gpus is None else list(gpus)
         self._dev, self._proc, self._sys = dev, proc, sys
         self._next = float("-inf")
+        self._unfinished = 0  # readings in a row that a slice of a wait did not see the end of
         self._reading: t.Optional[Background] = None
 
     def look(self, pids: t.Sequence[int]) -> t.Optional[float]:
@@ -50,6 +51,8 @@ class GpuMemory:
                 self._reading = None
         elif self._gpus != [] and pids and time.monotonic() >= self._next and self._present():
             mine, gpus = list(pids), self._gpus
+            self._next = time.monotonic() + PERIOD * 4**self._unfinished
+            self._unfinished = min(self._unfinished + 1, 4)
             self._reading = Background(
                 lambda _report: measure(mine, gpus, self._dev, self._proc, self._sys), LIMIT, KEY
             )
@@ -62,10 +65,10 @@ class GpuMemory:
 
     def save(self) -> t.Dict[str, t.Any]:
         again = None if self._next == float("-inf") else self._next
-        return {"value": self.value, "next": again, "warning": self.warning}
+        return {"value": self.value, "next": again, "unfinished": self._unfinished, "warning": self.warning}
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
-        self.value, self.warning = saved["value"], saved["warning"]
+        self.value, self.warning, self._unfinished = saved["value"], saved["warning"], saved["unfinished"]
         self._next = float("-inf") if saved["next"] is None else saved["next"]
 
     def _present(self) -> bool:
@@ -76,7 +79,7 @@ class GpuMemory:
     def _take(self, outcome: _bounded.Outcome, cpu: float) -> None:
         why = outcome.error if not outcome.ok else outcome.value["why"]
         pause = AGAIN if why else max(PERIOD, cpu / SHARE)
-        self._next = time.monotonic() + pause
+        self._next, self._unfinished = time.monotonic() + pause, 0
         self.warning = "the GPU memory of the service cannot be read: %s" % why if why else ""
         if outcome.ok and outcome.value["mib"] is not None:
             self.value = outcome.value["mib"]

@@ -51,7 +51,7 @@ class Reader:
 
     def _read(self, state: UnitState) -> t.List[_journal.Record]:
         new_life = self._life != state.invocation_id
-        if new_life or not state.runs or (not self._cursor and self._follower is None):
+        if new_life or not state.runs or (not self._cursor and self._follower is None and not self._slow):
             if not new_life and state.runs and time.monotonic() < self._next:
                 return []
             self.close()
@@ -97,13 +97,17 @@ class Reader:
             "stamp": stamp,
             "dropped": self._dropped,
             "checked": self._checked,
+            "slow": self._slow,
+            "life": self._life,
             "warnings": dict(self.warnings),
         }
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         self._cursor, self._boot, self._stamp = saved["cursor"], saved["boot"], saved["stamp"]
         self._dropped, self.warnings = saved["dropped"], dict(saved["warnings"])
-        self._checked = saved["checked"]
+        self._checked, self._slow = saved["checked"], saved["slow"]
+        # One that is slow is followed at once: to ask it first would cost its patience in each slice.
+        self._life = saved["life"] if self._slow else None
 
     def _once(self, state: UnitState) -> t.List[_journal.Record]:
         found = None

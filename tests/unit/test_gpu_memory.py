@@ -149,11 +149,24 @@ def test_a_dear_reading_is_taken_less_often(host: Host) -> None:
 def test_a_later_slice_knows_the_figure_and_when_to_ask(host: Host) -> None:
     host.reads(lambda *arguments: {"mib": 3.5, "why": ""})
     memory = host.memory()
-    assert memory.save() == {"value": None, "next": None, "warning": ""}
+    assert memory.save() == {"value": None, "next": None, "unfinished": 0, "warning": ""}
     until(lambda: memory.look([7]) == 3.5)
     after = host.memory()
     after.restore(memory.save())
     assert after.look([7]) == 3.5 and after._reading is None
+
+
+def test_a_reading_that_no_slice_sees_the_end_of_is_begun_less_and_less_often(host: Host) -> None:
+    host.reads(lambda *arguments: time.sleep(60))
+    saved, pauses = host.memory().save(), []
+    for _slice in range(6):
+        memory = host.memory()
+        memory.restore(dict(saved, next=None))
+        memory.look([7])
+        saved = memory.save()
+        pauses.append(round(saved["next"] - time.monotonic()))
+        memory.close()
+    assert pauses == [5, 20, 80, 320, 1280, 1280]
 
 
 def test_open_files_of_a_display_driver_are_accounted_once(tmp_path: pathlib.Path) -> None:

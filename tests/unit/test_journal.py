@@ -364,5 +364,13 @@ def test_a_journal_that_is_too_slow_costs_its_patience_once_and_is_followed_from
         reader.read(ACTIVE)
     assert time.monotonic() - began < 0.2
     assert len(journalctl.calls) == 2 and "--follow --lines=0" in journalctl.calls[1]
-    assert reader.save()["cursor"] == "s=9"
+    saved = reader.save()
+    assert saved["cursor"] == "s=9"
     reader.close()
+    for cursor in ("s=9", None):
+        later = _journal_reader.Reader("x.service")
+        later.restore(dict(saved, cursor=cursor))
+        began = time.monotonic()
+        later.read(ACTIVE)
+        assert time.monotonic() - began < 0.15 and later._follower is not None
+        later.close()
