@@ -11,7 +11,7 @@ import os
 import time
 import typing as t
 
-from . import _ownership, _processes
+from . import _ownership, _places, _processes
 from ._progress import Usage
 from ._systemd import UnitState
 
@@ -22,6 +22,9 @@ GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 PERIOD = 10.0  # seconds between two looks at all processes, when nothing asks for one
 SHARE = 0.005  # of a core that these looks may cost
 MOST_GROUPS = 64
+# Who runs a container for a unit: what serves is then in a control group of its own.
+CLIENTS = frozenset(("docker", "podman", "nerdctl"))
+TRACKING = 2.0  # seconds for the question which container that is
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -41,6 +44,9 @@ class Members:
         self._grouped: t.Set[int] = set()
         self._containers: t.Set[str] = set()
         self._networks: t.Dict[int, int] = {}
+        self.unknown_container = False  # whether the unit runs one, and which cannot be told
+        self._tracked: t.Dict[str, _places.Container] = {}
+        self._tracked_in = ""  # the life of the unit that these are of
 
     @property
     def pids(self) -> t.List[int]:
@@ -65,7 +71,7 @@ class Members:
         began = time.process_time()
         known = self.table if len(self.table) else None
         self.table = _processes.Table.snapshot(self.proc, known)
-        self.owned = _ownership.of_unit(self.table, state, mark_gid=self.mark_gid)
+        self.owned = self._of_unit(state)
         self._own = _processes.own_line(self.table)
         self._key = (state.name, state.main_pid, state.control_pid, state.invocation_id, state.control_group)
         self._containers = self._container_groups()
@@ -74,6 +80,24 @@ class Members:
         self._period = max(PERIOD, (time.process_time() - began) / SHARE)
         self._at = time.monotonic()
         self.looks += 1
+
+    def _of_unit(self, state: UnitState) -> _ownership.Owned:
+        if self._tracked_in != state.invocation_id:
+            self._tracked, self._tracked_in = {}, state.invocation_id
+        owned = _ownership.of_unit(self.table, state, mark_gid=self.mark_gid, containers=self._tracked)
+        firm = (self.table.by_ref(ref) for ref in owned.firm)
+        self.unknown_container = False
+        if self._tracked or not any(process is not None and process.name in CLIENTS for process in firm):
+            return owned
+        # Loaded where it is needed: a module compiles what it imports on every run.
+        from . import _containers
+
+        # A new one each time: a container that its client has yet to make is not found, and not looked for again.
+        self._tracked = _containers.Tracker(seconds=TRACKING).containers(self.table, state, owned)
+        self.unknown_container = not self._tracked
+        if self._tracked:
+            return _ownership.of_unit(self.table, state, mark_gid=self.mark_gid, containers=self._tracked)
+        return owned
 
     def usage(self) -> t.Dict[t.Tuple[int, int], Usage]:
         """What each of them has used; who has ended is forgotten."""

@@ -122,6 +122,11 @@ class HostTarget:
         found = []
         if self._unreadable:
             found.append("what the processes of the unit read and write cannot be seen: run as root, or with become")
+        if self.members.unknown_container:
+            found.append(
+                'which container the unit "%s" runs cannot be told: only its log and its answers show whether it moves'
+                % self.name
+            )
         if self.gpu_memory.warning:
             found.append(self.gpu_memory.warning)
         for log in (self._journal, self._file):

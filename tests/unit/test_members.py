@@ -15,7 +15,14 @@ import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _members, _ownership, _processes, _systemd
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _containers,
+    _members,
+    _ownership,
+    _places,
+    _processes,
+    _systemd,
+)
 
 GROUP = "/system.slice/x.service"
 
@@ -196,6 +203,54 @@ def test_a_network_counts_where_it_is_the_units_own(unit: Unit, monkeypatch: pyt
     for nothing in ("[no data]", str((1 << 64) - 1), ""):
         state.raw["IPIngressBytes"] = nothing
         assert "unit a" not in members.network(state)
+
+
+CONTAINER = "c" * 64
+
+
+def test_a_container_that_the_unit_runs_is_followed_once_it_is_there(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, engine = unit.start(), unit.start()
+    scope = "/system.slice/docker-%s.scope" % CONTAINER
+    asked: t.List[float] = []
+    answers: t.List[t.Dict[str, _places.Container]] = [
+        {},
+        {CONTAINER: _places.Container("docker", CONTAINER, "engine", ("docker", "stop"), False)},
+    ]
+
+    class Tracker:
+        def __init__(self, seconds: float) -> None:
+            asked.append(seconds)
+
+        def containers(self, *_arguments: t.Any) -> t.Dict[str, _places.Container]:
+            return answers[len(asked) - 1]
+
+    real = _processes.Table.snapshot
+
+    def snapshot(*arguments: t.Any) -> _processes.Table:
+        table = real(*arguments)
+        for pid, name, cgroup in ((client.pid, "docker", GROUP), (engine.pid, "engine", scope)):
+            process = table.get(pid)
+            assert process is not None
+            process.name, process.cgroup = name, cgroup
+        return table
+
+    monkeypatch.setattr(_containers, "Tracker", Tracker)
+    monkeypatch.setattr(_processes.Table, "snapshot", snapshot)
+    members = follow(unit)
+    state = unit.state(client.pid)
+    members.renew(state)
+    assert (members.pids, members.unknown_container) == ([client.pid], True)
+    members.renew(state)
+    assert (sorted(members.pids), members.unknown_container) == (sorted([client.pid, engine.pid]), False)
+    assert members._containers == {scope}
+    members.renew(state)
+    assert asked == [2.0, 2.0]
+    # Another life has another container.
+    answers.append({})
+    members.renew(unit.state(client.pid, "b"))
+    assert (members.pids, members.unknown_container) == ([client.pid], True)
 
 
 def test_the_bytes_of_interfaces(tmp_path: pathlib.Path) -> None:
