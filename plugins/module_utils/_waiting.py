@@ -182,7 +182,8 @@ def _slice(
     ask = _wait_request.asked(params["resume"])
     part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, _wait_state.boot_id(), clock)
     ending = part.wait.run(keep, leave=part)
-    part.warnings += [text for text in planned.target.warnings if text not in part.warnings]
+    # It carries them from slice to slice itself, without what has been put right since and with the newest counts.
+    part.warnings = list(planned.target.warnings)
     if ending is not None:
         for text in part.warnings:
             warn(text)
