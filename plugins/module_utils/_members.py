@@ -22,6 +22,7 @@ GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
 PERIOD = 10.0  # seconds between two looks at all processes, when nothing asks for one
 SHARE = 0.005  # of a core that these looks may cost
 MOST_GROUPS = 64
+MOST_SAVED = 500  # processes of a unit that the next slice of a wait is told of
 # Who runs a container for a unit: what serves is then in a control group of its own.
 CLIENTS = frozenset(("docker", "podman", "nerdctl"))
 TRACKING = 2.0  # seconds for the question which container that is
@@ -98,6 +99,52 @@ class Members:
         if self._tracked:
             return _ownership.of_unit(self.table, state, mark_gid=self.mark_gid, containers=self._tracked)
         return owned
+
+    def save(self) -> t.Optional[t.Dict[str, t.Any]]:
+        """What another process needs to follow them without a look at all; None when it has to take one."""
+        if not self._key or len(self.owned.processes) > MOST_SAVED:
+            return None
+        owned = self.owned
+        return {
+            "key": list(self._key),
+            "at": self._at,
+            "period": self._period,
+            "processes": [[*ref, ways, ref in owned.firm] for ref, ways in owned.processes.items()],
+            "containers": sorted(self._containers),
+            "tracked": [list(container) for container in self._tracked.values()],
+            "tracked_in": self._tracked_in,
+            "unknown_container": self.unknown_container,
+        }
+
+    def restore(self, saved: t.Optional[t.Mapping[str, t.Any]]) -> None:
+        """Go on with those of them that still live. Its times are those of the host's monotonic clock."""
+        if saved is None:
+            return
+        found = {_processes.ProcessRef(row[0], row[1]): (row[2], row[3]) for row in saved["processes"]}
+        self.table = _processes.Table.of([ref.pid for ref in found], self.proc)
+        self.owned = _ownership.Owned()
+        for process in self.table:
+            ways, firm = found.get(process.ref, ((), False))
+            for way in ways:
+                self.owned.add(process, way, firm)
+        self._own = self._line()
+        self._key, self._at, self._period = tuple(saved["key"]), saved["at"], saved["period"]
+        self._containers = set(saved["containers"])
+        tracked = (_places.Container(row[0], row[1], row[2], tuple(row[3]), row[4]) for row in saved["tracked"])
+        self._tracked = {container.id: container for container in tracked}
+        self._tracked_in, self.unknown_container = saved["tracked_in"], saved["unknown_container"]
+        self._grouped = {ref.pid for ref in self.owned.processes}
+        self._networks = self._own_networks()
+
+    def _line(self) -> t.Set[int]:
+        """The caller and its ancestors."""
+        found: t.Set[int] = set()
+        pid = os.getpid()
+        while pid > 1 and pid not in found:
+            found.add(pid)
+            process = _processes.Table.of([pid], self.proc).get(pid)
+            pid = process.ppid if process is not None else 0
+        return found
 
     def usage(self) -> t.Dict[t.Tuple[int, int], Usage]:
         """What each of them has used; who has ended is forgotten."""

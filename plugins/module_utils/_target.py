@@ -227,6 +227,7 @@ class HostTarget:
             "version": SAVED,
             "journal": None if self._journal is None else self._journal.save(),
             "file": None if self._file is None else self._file.save(),
+            "members": self.members.save(),
             "gpu_memory": self.gpu_memory.save(),
             "addresses": list(self._addresses),
             "unreadable": self._unreadable,
@@ -240,6 +241,7 @@ class HostTarget:
             self._journal.restore(saved["journal"])
         if self._file is not None and saved["file"] is not None:
             self._file.restore(saved["file"])
+        self.members.restore(saved["members"])
         self.gpu_memory.restore(saved["gpu_memory"])
         self._addresses, self._unreadable = saved["addresses"], saved["unreadable"]
         self._gather_warnings()

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import subprocess
@@ -205,6 +206,41 @@ def test_a_network_counts_where_it_is_the_units_own(unit: Unit, monkeypatch: pyt
         assert "unit a" not in members.network(state)
 
 
+def test_a_later_slice_follows_without_a_look_at_all(unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = unit.start(), unit.start(), unit.start()
+    unit.list(first.pid, second.pid)
+    members = follow(unit)
+    assert members.save() is None
+    state = unit.state(first.pid)
+    members.renew(state)
+    with monkeypatch.context() as patched:
+        patched.setattr(_members.Members, "_is_ours", lambda self, process: False)
+        members._grouped = set()
+        members.follow(state)
+    assert sorted(members.pids) == sorted([first.pid, second.pid])
+    saved = json.loads(json.dumps(members.save()))
+    second.kill()
+    second.wait()
+    later = follow(unit)
+    later.restore(saved)
+    assert os.getpid() in later._own and os.getppid() in later._own
+    monkeypatch.setattr(_members.Members, "_is_ours", lambda self, process: False)
+    unit.list(first.pid, third.pid)
+    later.follow(state)
+    assert (later.looks, sorted(later.pids)) == (0, sorted([first.pid, third.pid]))
+    assert later.owned.firm == set(later.owned.processes)
+    later.follow(unit.state(third.pid))
+    assert later.looks == 1
+    # Another process has the number by now.
+    row = next(row for row in saved["processes"] if row[0] == first.pid)
+    row[1] -= 1
+    other = follow(unit)
+    other.restore(saved)
+    assert other.pids == []
+    monkeypatch.setattr(_members, "MOST_SAVED", 0)
+    assert members.save() is None
+
+
 CONTAINER = "c" * 64
 
 
@@ -247,6 +283,11 @@ def test_a_container_that_the_unit_runs_is_followed_once_it_is_there(
     assert members._containers == {scope}
     members.renew(state)
     assert asked == [2.0, 2.0]
+    later = follow(unit)
+    later.restore(json.loads(json.dumps(members.save())))
+    assert (later._tracked, later._containers) == (members._tracked, {scope})
+    later.renew(state)
+    assert (sorted(later.pids), asked) == (sorted([client.pid, engine.pid]), [2.0, 2.0])
     # Another life has another container.
     answers.append({})
     members.renew(unit.state(client.pid, "b"))
