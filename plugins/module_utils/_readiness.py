@@ -22,6 +22,7 @@ from ._tiers import Ending, Options, Target, Tier
 __all__ = ("Wait",)
 
 NEAR_PERCENT, NEAR_OVERALL = 90.0, 75.0
+PREPARED = 1.0  # seconds after which there was time to prepare for the first request
 FIRST_PAUSE = 0.25
 SLOWER = 1.5
 LAST_WORDS = 0.2
@@ -47,6 +48,7 @@ class Wait:
         self.restarts = 0
         self.state: t.Optional[UnitState] = None
         self._looks = 0
+        self._began = clock.monotonic()  # in this process
         self._word = ""  # the last one that the service itself wrote
         self._observed = float("-inf")
         self._pause = FIRST_PAUSE
@@ -136,7 +138,7 @@ class Wait:
             else:
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))
-        if self.near:
+        if self.near or self._observed - self._began >= PREPARED:
             _http.load()  # the first request must not wait for what it is made with
 
     @property
