@@ -58,7 +58,6 @@ class Slice:
         self._cost = time.process_time() + UNSEEN  # what it took to come here
         token = ask.token
         fits = [token.get("format"), token.get("boot"), token.get("what")] == [FORMAT, boot, self._what]
-        self.warnings: t.List[str] = list(token.get("warnings", ()))
         self._shown: t.Optional[t.List[t.Any]] = None
         if fits:
             with contextlib.suppress(KeyError, TypeError, ValueError, IndexError, AttributeError):
@@ -96,6 +95,5 @@ class Slice:
             "what": self._what,
             "wait": self.wait.save(),
             "shown": _wait_text.key(self.wait.live()) if self._lively else None,
-            "warnings": self.warnings,
         }
         return _wait_request.pack(content)

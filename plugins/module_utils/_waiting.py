@@ -182,10 +182,9 @@ def _slice(
     ask = _wait_request.asked(params["resume"])
     part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, _wait_state.boot_id(), clock)
     ending = part.wait.run(keep, leave=part)
-    # It carries them from slice to slice itself, without what has been put right since and with the newest counts.
-    part.warnings = list(planned.target.warnings)
     if ending is not None:
-        for text in part.warnings:
+        # The target carries them from slice to slice, without what has been put right since and with the newest counts.
+        for text in planned.target.warnings:
             warn(text)
         return _answer(planned, part.wait, ending)
     return {
