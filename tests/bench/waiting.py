@@ -184,25 +184,34 @@ def cost(bench: Bench) -> Measured:
         line = 'python3 -c "%s" gpuops wait %s --timeout %g --stall-timeout %g' % (script, words, seconds, seconds)
         text = bench.fleet.run(HOST, line + " 2>/dev/null", timeout=120)
         alone[seconds] = float(text.rpartition("USED ")[2])
-    began, before = time.monotonic(), guests()
-    time.sleep(LONG)
-    idle = (guests() - before) / (time.monotonic() - began)
+    idles = [idle_share()]
     sliced, controller = {}, {}
     for seconds in (SHORT, LONG):
         began, before, own = time.monotonic(), guests(), processor()
         _when, answer = bench.wait(dict(options, timeout=seconds, stall_timeout=seconds))
         if answer["verdict"] != "progressing":
             raise RuntimeError("the load that was to move did not: %s" % answer["msg"])
-        sliced[seconds] = guests() - before - idle * (time.monotonic() - began)
+        sliced[seconds] = guests() - before, time.monotonic() - began
         controller[seconds] = processor() - own
+    idles.append(idle_share())
+    idle = statistics.mean(idles)
+    (short, over), (long, all_over) = sliced[SHORT], sliced[LONG]
     span = LONG - SHORT
     return {
         "seconds": span,
         "command": round((alone[LONG] - alone[SHORT]) / span, 4),
-        "slices": round((sliced[LONG] - sliced[SHORT]) / span, 4),
+        "slices": round((long - short - idle * (all_over - over)) / span, 4),
         "controller": round((controller[LONG] - controller[SHORT]) / span, 4),
+        "raw": {"alone": alone, "idles": idles, "sliced": sliced, "controller": controller},
         "beginning": round(alone[SHORT] - (alone[LONG] - alone[SHORT]) * SHORT / span, 2),
     }
+
+
+def idle_share() -> float:
+    """What the host uses of a core while nobody waits: the load, and the host itself."""
+    began, before = time.monotonic(), guests()
+    time.sleep(LONG / 2)
+    return (guests() - before) / (time.monotonic() - began)
 
 
 def processor() -> float:
