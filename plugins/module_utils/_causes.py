@@ -161,6 +161,8 @@ VAGUE = (
 
 # The options that a server starts with, and requests, may hold any word.
 NO_CAUSE = re.compile(r"server_args=|non-default args:|args: namespace|\"(?:get|post|head|put|delete) /", re.I)
+LINE_WIDTH = 1000  # characters of a line that are told
+BEFORE = 200  # of them before what names the cause
 OUT_OF_MEMORY = ("gpu_out_of_memory", "host_out_of_memory")
 UNITS = {"B": 1.0 / (1 << 20), "KIB": 1.0 / 1024, "MIB": 1.0, "GIB": 1024.0, "TIB": 1024.0 * 1024}
 UNITS.update({"BYTES": UNITS["B"], "KB": UNITS["KIB"], "MB": UNITS["MIB"], "GB": UNITS["GIB"], "TB": UNITS["TIB"]})
@@ -208,15 +210,22 @@ def cause_of(profile: t.Optional[Profile], line: str) -> t.Optional[Cause]:
     low = line.lower()
     general = CAUSES if any(hint in low for hint in HINTS) else ()
     for pattern, kind in (*(profile.fatal if profile is not None else ()), *general):
-        if re.search(pattern, line, re.IGNORECASE):
+        found = re.search(pattern, line, re.IGNORECASE)
+        if found is not None:
             if NO_CAUSE.search(line):
                 return None
-            cause: Cause = {"kind": kind, "line": line}
+            cause: Cause = {"kind": kind, "line": _around(line, found.start())}
             figures = figures_in(line) if kind in OUT_OF_MEMORY else {}
             if figures:
                 cause["figures"] = figures
             return cause
     return None
+
+
+def _around(line: str, at: int) -> str:
+    """As much of a line as can be read, with what was found in it."""
+    begin = max(0, min(at - BEFORE, len(line) - LINE_WIDTH))
+    return line[begin : begin + LINE_WIDTH]
 
 
 def better(a: t.Optional[Cause], b: t.Optional[Cause]) -> t.Optional[Cause]:

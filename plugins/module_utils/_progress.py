@@ -12,7 +12,7 @@ import zlib
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from . import _causes, _engines
+from . import _causes, _engines, _logtext
 from ._deadline import Deadline, StallWindow
 
 __all__ = ("SIGNALS", "Activity", "Progress", "Usage", "pattern_of", "percent_in")
@@ -26,19 +26,22 @@ MEMORY_STEP = 8 << 20
 GPU_STEP = 64.0  # MiB: a driver's own share moves by a few
 MIN_SAMPLE = 0.2
 TAIL = 30
-LINE_WIDTH = 1000  # characters of a line that are kept
+LINE_WIDTH = 1000  # characters of a line that are kept; causes and news are looked for in more of it
 MAX_PATTERNS = 2000
 MAX_BARS = 200
-MAX_PASSES = 64  # times that one progress bar may begin again and count: it is shown for each of several parts
+MAX_PASSES = 16  # times that one progress bar may begin again and count: it is shown for each of several parts
 MAX_PROCESSES = 500
 SAVED = 1  # the version of what is saved
 
 PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s?%")
 FRACTION = re.compile(r"(?<![\d/.:-])(\d+)/(\d+)(?![\d/.:-])")
-UUID = re.compile(r"\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b")
-WORD_WITH_DIGIT = re.compile(r"\b[^\W\d]*\d\w*")  # anchored: a long word without one is looked through once
-HEX_WORD = re.compile(r"\b[a-fA-F]{6,}\b")  # an identifier that happens to have no digit
-NO_LETTER = re.compile(r"[^A-Za-z]+")
+# How often something was tried grows while nothing does.
+TRIES = re.compile(r"retr(?:y|ies|ied)|(?<![a-z])(?:try|tries|attempts?)(?![a-z])", re.IGNORECASE)
+# ASCII, since in Chinese or Japanese a whole sentence is a word.
+UUID = re.compile(r"\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b", re.ASCII)
+WORD_WITH_DIGIT = re.compile(r"\b[^\W\d]*\d\w*", re.ASCII)  # anchored: a long word without is looked through once
+HEX_WORD = re.compile(r"\b[a-fA-F]{6,}\b", re.ASCII)  # an identifier that happens to have no digit
+NO_LETTER = re.compile(r"[\W\d_]+")
 
 
 class Usage(t.NamedTuple):
@@ -67,7 +70,7 @@ def percent_in(line: str) -> t.Optional[float]:
     if found:
         value = float(found[-1])
         return value if value <= 100 else None
-    for done, total in FRACTION.findall(line):
+    for done, total in () if TRIES.search(line) else FRACTION.findall(line):
         if 1 < int(total) >= int(done):
             return round(100.0 * int(done) / int(total), 1)
     return None
@@ -75,7 +78,7 @@ def percent_in(line: str) -> t.Optional[float]:
 
 def pattern_of(line: str) -> str:
     """A line without numbers, times, bars and identifiers: what repeats with another number is a repetition."""
-    text = HEX_WORD.sub(" ", WORD_WITH_DIGIT.sub(" ", UUID.sub(" ", line[:LINE_WIDTH])))
+    text = HEX_WORD.sub(" ", WORD_WITH_DIGIT.sub(" ", UUID.sub(" ", line[: _logtext.LINE_WIDTH])))
     return NO_LETTER.sub(" ", text).strip().lower()
 
 
@@ -119,14 +122,15 @@ class Progress:
 
     def line(self, text: str) -> None:
         """Take in one line of the service's log."""
-        text = text.strip()[:LINE_WIDTH]
-        if not text:
+        whole = text.strip()[: _logtext.LINE_WIDTH]
+        if not whole:
             return
+        text = whole[:LINE_WIDTH]
         self.tail.append(text)
         phase = _engines.phase_of(self.profile, text)
         if phase is not None and phase.word != self.phase:
             self.phase, self.percent = phase.word, None
-        pattern = zlib.crc32(pattern_of(text).encode())
+        pattern = zlib.crc32(pattern_of(whole).encode("utf-8", "replace"))
         percent = percent_in(text)
         if percent is not None:
             self.percent = percent
@@ -135,7 +139,7 @@ class Progress:
         if _remember(self._patterns, pattern, None, MAX_PATTERNS):
             self.moved("log")
             # Once for all lines that differ in numbers only: it is by far the dearest look at a line.
-            self.cause = _causes.better(self.cause, _causes.cause_of(self.profile, text))
+            self.cause = _causes.better(self.cause, _causes.cause_of(self.profile, whole))
 
     def _grew(self, pattern: int, percent: float) -> bool:
         """Whether a progress bar is further than ever. One that was complete and begins again is another."""

@@ -360,3 +360,11 @@ def test_a_long_line_takes_no_long_time(piece: str) -> None:
     began = time.process_time()
     _causes.cause_of(_engines.get("vllm"), line)
     assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize(("before", "after"), [(3000, 0), (0, 3000), (600, 600), (10, 10)])
+def test_of_a_long_line_the_part_that_names_the_cause_is_told(before: int, after: int) -> None:
+    line = "x" * before + " CUDA out of memory" + "y" * after
+    cause = _causes.cause_of(None, line)
+    assert cause is not None and "CUDA out of memory" in cause["line"]
+    assert len(cause["line"]) == min(len(line), 1000)

@@ -34,6 +34,13 @@ MIB = 1 << 20
         ("model-00001-of-00030.safetensors", None),
         ("GET /v1/models HTTP/1.1", None),
         ("250% of nothing", None),
+        # How often something failed is no progress, however far the count is.
+        ("Retrying in 8s [Retry 5/5].", None),
+        ("connection refused, attempt 3/10", None),
+        ("try 2/4", None),
+        ("max_retries=4/5", None),
+        ("Reading entry 2/4", 50.0),
+        ("Retrying after an error at 40%", 40.0),
     ],
 )
 def test_progress_is_a_percentage_or_n_of_m(line: str, percent: float | None) -> None:
@@ -53,6 +60,22 @@ def test_identifiers_without_a_digit_are_no_news_either() -> None:
     )
     assert pattern_of("id=deadbeef waits") == pattern_of("id=feedface waits")
     assert pattern_of("worker waits") != pattern_of("worker loads")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("正在加载模型权重", "正在编译计算图", False),
+        ("已加载第3个分片", "已加载第17个分片", True),
+        ("已加载第3个分片", "已编译第3个图", False),
+        ("等待中deadbeef。第１２次", "等待中feedface。第３次", True),
+        ("Загрузка весов 3", "Загрузка графа 3", False),
+        ("Загрузка весов 3", "Загрузка весов 14", True),
+        ("Loading |███▌  | ⠋", "Loading |█████| ⠙", True),
+    ],
+)
+def test_lines_in_any_language_have_their_patterns(a: str, b: str, same: bool) -> None:
+    assert (pattern_of(a) == pattern_of(b)) is same
 
 
 class World:
@@ -209,6 +232,14 @@ def test_bars_grow_from_where_they_were_and_may_begin_again_when_they_were_compl
     assert bar(600, 100) == []  # for ever the same is a loop
 
 
+def test_a_count_that_runs_again_and_again_moves_a_few_times_only(world: World) -> None:
+    moved = 0
+    for number in range(500):
+        world.look(number, "checked the store: %d/5" % (1 + number % 5))
+        moved += "percent" in world.moved
+    assert moved <= 5 * 17
+
+
 def test_so_many_lines_are_remembered_and_one_that_was_forgotten_is_news(world: World) -> None:
     words = ["%s%s" % (chr(97 + n // 26 % 26) * (1 + n // 676), chr(97 + n % 26)) for n in range(2100)]
     for number, word in enumerate(words):
@@ -237,6 +268,26 @@ def test_the_more_telling_cause_stays(world: World) -> None:
     assert world.progress.cause["kind"] == "gpu_out_of_memory"
     world.progress.new_life()
     assert (world.progress.cause, world.progress.last_cause["kind"]) == (None, "gpu_out_of_memory")
+
+
+def test_a_cause_is_found_in_a_long_line_and_told_with_what_is_around_it(world: World) -> None:
+    long = '{"trace": "%s torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 42.97 GiB. %s"}'
+    world.look(0, long % ("x" * 1500, "y" * 1500))
+    cause = world.progress.cause
+    assert cause is not None and cause["kind"] == "gpu_out_of_memory"
+    assert cause["figures"] == {"wanted_mib": 44001.3}
+    assert len(cause["line"]) == 1000 and "torch.OutOfMemoryError: CUDA out of memory. Tried to" in cause["line"]
+
+
+def test_a_cause_is_found_behind_a_beginning_that_was_seen_before(world: World) -> None:
+    world.look(0, "x" * 1200)
+    world.look(1, "x" * 1200 + " CUDA out of memory")
+    assert world.progress.cause is not None and world.progress.cause["kind"] == "gpu_out_of_memory"
+
+
+def test_a_character_that_no_text_can_have_is_taken_in(world: World) -> None:
+    world.look(0, "model \udcff")
+    assert world.moved == ["log"]
 
 
 def test_a_line_is_kept_as_long_as_it_can_be_read(world: World) -> None:
