@@ -37,6 +37,7 @@ class Reader:
         self._boot, self._stamp = "", 0  # of the last record
         self._dropped = 0
         self._life: t.Optional[str] = None
+        self._ask_first = False  # whether an earlier process was here, and what came since is not known
         self._follower: t.Optional[_journal.Stream] = None
         self._parser = _journal.Parser()
         self._next = float("-inf")  # no question before
@@ -51,9 +52,11 @@ class Reader:
 
     def _read(self, state: UnitState) -> t.List[_journal.Record]:
         new_life = self._life != state.invocation_id
-        if new_life or not state.runs or (not self._cursor and self._follower is None and not self._slow):
-            if not new_life and state.runs and time.monotonic() < self._next:
+        ask = new_life or self._ask_first
+        if ask or not state.runs or (not self._cursor and self._follower is None and not self._slow):
+            if not ask and state.runs and time.monotonic() < self._next:
                 return []
+            self._ask_first = False
             self.close()
             before = self._place
             found = self._taken(self._once(state))
@@ -107,7 +110,7 @@ class Reader:
         self._dropped, self.warnings = saved["dropped"], dict(saved["warnings"])
         self._checked, self._slow = saved["checked"], saved["slow"]
         # One that is slow is followed at once: to ask it first would cost its patience in each slice.
-        self._life = saved["life"] if self._slow else None
+        self._life, self._ask_first = saved["life"], not self._slow
 
     def _once(self, state: UnitState) -> t.List[_journal.Record]:
         found = None

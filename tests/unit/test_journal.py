@@ -326,6 +326,40 @@ def test_a_new_life_is_read_at_once(journalctl: Journalctl) -> None:
     reader.close()
 
 
+def test_a_life_that_begins_between_two_slices_is_told_apart_from_the_last_one(journalctl: Journalctl) -> None:
+    journalctl.out.write_bytes(entry("one", 1))
+    first = _journal_reader.Reader("x.service")
+    lines(first)
+    saved = first.save()
+    first.close()
+    second = _journal_reader.Reader("x.service")
+    second.restore(saved)
+    journalctl.out.write_bytes(entry("crashed", 2) + entry("again", 3, _SYSTEMD_INVOCATION_ID="cd"))
+    next_life = _systemd.UnitState(**dict(vars(ACTIVE), invocation_id="cd"))
+    assert lines(second, next_life) == ["crashed"]
+    assert second.save()["cursor"] == "s=2"
+    assert lines(second, next_life) == ["again"]
+    second.close()
+
+
+def test_a_later_slice_asks_first_once_and_then_follows(journalctl: Journalctl) -> None:
+    journalctl.out.write_bytes(entry("one", 1))
+    first = _journal_reader.Reader("x.service")
+    lines(first)
+    first.close()
+    second = _journal_reader.Reader("x.service")
+    second.restore(first.save())
+    before = len(journalctl.calls)
+    journalctl.out.write_bytes(entry("two", 2))
+    journalctl.follow.write_bytes(entry("three", 3))
+    assert lines(second) == ["two"]
+    assert lines(second, wanted=1) == ["three"]
+    for _look in range(5):
+        assert lines(second) == []
+    assert ["--follow" in call for call in journalctl.calls[before:]] == [False, True]
+    second.close()
+
+
 def test_a_follower_that_ends_is_begun_again_and_not_at_each_look(
     journalctl: Journalctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
