@@ -127,7 +127,7 @@ class Members:
             ways, firm = found.get(process.ref, ((), False))
             for way in ways:
                 self.owned.add(process, way, firm)
-        self._own = self._line()
+        self._own = self.line()
         self._key, self._at, self._period = tuple(saved["key"]), saved["at"], saved["period"]
         self._containers = set(saved["containers"])
         tracked = (_places.Container(row[0], row[1], row[2], tuple(row[3]), row[4]) for row in saved["tracked"])
@@ -136,7 +136,7 @@ class Members:
         self._grouped = {ref.pid for ref in self.owned.processes}
         self._networks = self._own_networks()
 
-    def _line(self) -> t.Set[int]:
+    def line(self) -> t.Set[int]:
         """The caller and its ancestors."""
         found: t.Set[int] = set()
         pid = os.getpid()

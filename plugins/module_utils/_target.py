@@ -57,6 +57,7 @@ class HostTarget:
         self._journal = None if unit is None else _journal_reader.Reader(unit)
         self._file = None if log_path is None else _logfile.LogFile(log_path)
         self._unreadable = False
+        self._callers: t.Set[int] = set()  # this process and its ancestors
         parts = urlsplit(url)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -108,15 +109,21 @@ class HostTarget:
         """The lines since the last call, and whether the service wrote them in this life."""
         if self._journal is None:
             return []
+        # A wait by ExecStartPost= writes to the journal of the unit that it waits for.
+        callers = self._line_of_callers() - {state.main_pid}
         found = [
             (record.message, record.pid != 1 and not record.dropped and self._file is None)
             for record in self._journal.read(state)
-            if self._file is None or record.pid == 1
+            if (self._file is None or record.pid == 1) and record.pid not in callers
         ]
         if self._file is not None:
             found += self._file.read()
         self._gather_warnings()
         return found
+
+    def _line_of_callers(self) -> t.Set[int]:
+        self._callers = self._callers or self.members.line()
+        return self._callers
 
     def _gather_warnings(self) -> None:
         found = []

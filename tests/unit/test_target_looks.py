@@ -164,6 +164,21 @@ def test_lines_are_the_services_own_or_systemds() -> None:
     assert one.warnings == ["the journal is away"]
 
 
+def test_what_the_caller_and_its_ancestors_write_is_no_line_of_the_service() -> None:
+    """A wait may run in the unit itself, by ExecStartPost=, where each of its own lines would be movement."""
+    one = target()
+    shown = (record("qwen: loading", pid=os.getpid()), record("of its shell", pid=os.getppid()), record("mine"))
+    one._journal = Journal(*shown, record("Started.", pid=1))  # type: ignore[assignment]
+    assert one.log(state(main_pid=77)) == [("mine", True), ("Started.", False)]
+    assert one.log(state(main_pid=77)) == [("mine", True), ("Started.", False)]
+
+
+def test_what_the_main_process_writes_is_the_services_even_if_it_started_the_wait() -> None:
+    one = target()
+    one._journal = Journal(record("loading", pid=os.getppid()))  # type: ignore[assignment]
+    assert one.log(state(main_pid=os.getppid())) == [("loading", True)]
+
+
 def test_of_a_log_file_what_is_new_counts_and_of_the_journal_what_systemd_says(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "log"
     path.write_text("of an earlier life\n")
