@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import threading
 import typing as t
+import zlib
 
-from . import _logtext
+from . import _bounded, _logtext, _standby
 
 __all__ = ("LogFile",)
 
@@ -24,7 +24,10 @@ PATIENCE = 1.0  # seconds for a file system that does not answer
 
 
 class LogFile:
-    """Lines of a file as ``(line, new)``. Old lines are those that were in it when it was first looked at."""
+    """Lines of a file as ``(line, new)``. Old lines are those that were in it when it was first looked at.
+
+    A child reads, since whoever asks a file system that hangs may never end, and keeps open what it was given.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -36,30 +39,54 @@ class LogFile:
         self._pending = b""  # a line that has not ended
         self._shown = False  # whether it was told of all the same
         self._looked = False
-        self._stuck: t.Optional[threading.Thread] = None
+        self.written: t.Optional[float] = None  # when the old lines were, by the clock of the wall
+        self._key = "log-file-%08x" % zlib.crc32(os.fsencode(path))
+        self._child: t.Optional[_standby.Standby] = None
+        self._stuck: t.Optional[t.List[int]] = None  # one that an earlier process left: its number and start
 
     def read(self) -> t.List[t.Tuple[str, bool]]:
         """The lines since the last call. A file system that hangs costs a second, once."""
-        if self._stuck is not None:
-            if self._stuck.is_alive():
-                return []
-            self._stuck = None
-        found: t.List[t.Tuple[str, bool]] = []
-        reader = threading.Thread(target=lambda: found.extend(self._read()), daemon=True)
-        reader.start()
-        reader.join(PATIENCE)
-        if reader.is_alive():
-            self._stuck = reader
-            self.warnings = {"log": 'the log file "%s" cannot be read: its file system does not answer' % self.path}
+        if self._child is None and self._left_behind():
+            self._say("its file system does not answer")
             return []
-        return found
+        try:
+            if self._child is None:
+                self._child = _standby.Standby(self._look, self._key)
+            answer = self._child.ask(0.0 if self._child.asked else PATIENCE)
+        except OSError as error:
+            self.close()
+            self._say(error.strerror or str(error))
+            return []
+        if answer is None:
+            self._say("its file system does not answer")
+            return []
+        self._take_place(answer["place"])
+        self.warnings, self.written = answer["warnings"], answer["written"]
+        return [(line, new) for line, new in answer["lines"]]
+
+    def _say(self, why: str) -> None:
+        self.warnings = {"log": 'the log file "%s" cannot be read: %s' % (self.path, why)}
+
+    def _left_behind(self) -> bool:
+        """Whether a child of an earlier process still hangs: another one would only join it."""
+        if self._stuck is not None and _bounded._start_ticks(self._stuck[0]) != self._stuck[1]:
+            self._stuck = None
+        return self._stuck is not None or _bounded.stuck_child(self._key) is not None
 
     def close(self) -> None:
-        if self._number >= 0 and self._stuck is None:
-            os.close(self._number)
-        self._number = -1
+        if self._child is not None:
+            self._child.close()
+            self._child = None
 
     def save(self) -> t.Dict[str, t.Any]:
+        stuck = self._stuck if self._child is None else self._child.mark()
+        return dict(self._place(), stuck=stuck)
+
+    def restore(self, saved: t.Mapping[str, t.Any]) -> None:
+        self._take_place(saved)
+        self._stuck = saved["stuck"]
+
+    def _place(self) -> t.Dict[str, t.Any]:
         return {
             "file": self._file,
             "offset": self._offset,
@@ -69,13 +96,17 @@ class LogFile:
             "looked": self._looked,
         }
 
-    def restore(self, saved: t.Mapping[str, t.Any]) -> None:
+    def _take_place(self, saved: t.Mapping[str, t.Any]) -> None:
         self._file = None if saved["file"] is None else (saved["file"][0], saved["file"][1])
         self._offset, self._shown, self._looked = saved["offset"], saved["shown"], saved["looked"]
         self._mark, self._pending = bytes.fromhex(saved["mark"]), bytes.fromhex(saved["pending"])
 
+    def _look(self) -> t.Dict[str, t.Any]:
+        """Runs in the child, where all that is open stays open."""
+        lines = self._read()
+        return {"lines": lines, "warnings": self.warnings, "written": self.written, "place": self._place()}
+
     def _read(self) -> t.List[t.Tuple[str, bool]]:
-        """Runs in a thread of its own."""
         first = not self._looked
         self.warnings = {}
         lines: t.List[str] = []
@@ -134,7 +165,8 @@ class LogFile:
 
     def _last(self) -> t.List[str]:
         """The last lines that are there already; from here on every line is new."""
-        size = os.fstat(self._number).st_size
+        status = os.fstat(self._number)
+        size, self.written = status.st_size, status.st_mtime
         begin = max(0, size - FIRST_BYTES)
         data = os.pread(self._number, size - begin, begin)
         self._offset, self._mark = begin + len(data), data[-MARK:]

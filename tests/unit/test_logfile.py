@@ -8,17 +8,34 @@ from __future__ import annotations
 
 import os
 import pathlib
-import threading
+import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _logfile
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _logfile, _standby
 from ansible_collections.gpuops.serving.plugins.module_utils._logfile import LogFile
 
 
 @pytest.fixture
 def path(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "engine.log"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> t.Iterator[None]:
+    """A machine that is busy with other tests is no file system that hangs."""
+    monkeypatch.setattr(_logfile, "PATIENCE", 30.0)
+    begun = []
+
+    class Noted(_standby.Standby):
+        def __init__(self, *arguments: t.Any) -> None:
+            super().__init__(*arguments)
+            begun.append(self)
+
+    monkeypatch.setattr(_standby, "Standby", Noted)
+    yield
+    for child in begun:
+        child.close()
 
 
 def add(path: pathlib.Path, data: bytes) -> None:
@@ -152,32 +169,196 @@ def test_what_cannot_be_followed_is_said(path: pathlib.Path, monkeypatch: pytest
     assert log.read() == []
     assert list(log.warnings.values()) == ['the log file "%s" cannot be read: it is no regular file' % path]
 
-    def refuse(*_arguments: t.Any) -> t.NoReturn:
-        raise PermissionError(13, "Permission denied")
+    log.close()
+    real = os.open
+
+    def refuse(name: t.Any, *arguments: t.Any, **options: t.Any) -> int:
+        if name == str(path):
+            raise PermissionError(13, "Permission denied")
+        return real(name, *arguments, **options)
 
     monkeypatch.setattr(_logfile.os, "open", refuse)
     assert log.read() == []
     assert list(log.warnings.values()) == ['the log file "%s" cannot be read: Permission denied' % path]
 
 
-def test_a_file_system_that_hangs_costs_its_patience_once(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# A file system that does not answer
+
+
+class Hung:
+    """A file system that answers only after somebody has said so, and whether it was asked."""
+
+    def __init__(self, folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._hangs, self._asked = folder / "hangs", folder / "asked"
+        self._real = os.fstat
+        monkeypatch.setattr(_logfile, "PATIENCE", 0.3)
+        monkeypatch.setattr(_logfile.os, "fstat", self._fstat)
+        monkeypatch.setattr(_bounded, "STUCK_FOLDER", str(folder / "stuck"))
+
+    def hang(self) -> None:
+        self._hangs.touch()
+
+    def answer(self) -> None:
+        self._hangs.unlink()
+
+    @property
+    def asked(self) -> t.List[int]:
+        """Which processes have asked."""
+        return [int(pid) for pid in self._asked.read_text().split()] if self._asked.exists() else []
+
+    def _fstat(self, number: int) -> os.stat_result:
+        if self._hangs.exists():
+            with self._asked.open("a") as stream:
+                stream.write("%d\n" % os.getpid())
+            while self._hangs.exists():
+                time.sleep(0.005)
+        return self._real(number)
+
+
+@pytest.fixture
+def hung(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Hung:
+    return Hung(tmp_path, monkeypatch)
+
+
+def unanswered(path: pathlib.Path) -> str:
+    return 'the log file "%s" cannot be read: its file system does not answer' % path
+
+
+def all_of(log: LogFile, wanted: int) -> t.List[str]:
+    found: t.List[str] = []
+    end = time.monotonic() + 30
+    while len(found) < wanted and time.monotonic() < end:
+        found += new(log)
+    return found
+
+
+def test_a_file_system_that_hangs_costs_its_patience_once(path: pathlib.Path, hung: Hung) -> None:
+    add(path, b"old\n")
+    log = LogFile(str(path))
+    while not log.read():
+        pass
+    hung.hang()
+    began = time.monotonic()
+    assert log.read() == []
+    assert time.monotonic() - began >= 0.3
+    assert list(log.warnings.values()) == [unanswered(path)]
+    began = time.monotonic()
+    assert [log.read() for _look in range(20)] == [[]] * 20
+    assert time.monotonic() - began < 0.3
+    assert list(log.warnings.values()) == [unanswered(path)]
+    add(path, b"new\n")
+    hung.answer()
+    assert all_of(log, 1) == ["new"]
+    assert log.warnings == {}
+    log.close()
+
+
+def test_what_a_late_answer_tells_is_not_lost(path: pathlib.Path, hung: Hung) -> None:
+    add(path, b"old\n")
+    log = LogFile(str(path))
+    while not log.read():
+        pass
+    add(path, b"in time for the question\n")
+    hung.hang()
+    assert log.read() == []
+    hung.answer()
+    assert all_of(log, 1) == ["in time for the question"]
+    assert new(log) == []
+    log.close()
+
+
+def test_only_another_process_touches_the_file_and_none_is_left_that_can_be_ended(
+    path: pathlib.Path, hung: Hung
+) -> None:
+    """A thread that hangs there would keep the whole process, and all who wait for its output."""
+    add(path, b"one\n")
+    before = threads()
+    log = LogFile(str(path))
+    hung.hang()
+    while not hung.asked:
+        assert log.read() == []
+    (pid,) = hung.asked
+    assert pid != os.getpid() and threads() == before
+    saved = log.save()
+    log.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    hung.answer()
+    # What was asked and never answered is asked again.
+    later = LogFile(str(path))
+    later.restore(saved)
+    found: t.List[t.Tuple[str, bool]] = []
+    while not found:
+        found = later.read()
+    assert found == [("one", False)]
+    later.close()
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_one_that_cannot_be_ended_is_left_and_no_second_one_is_begun(
+    path: pathlib.Path, hung: Hung, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    add(path, b"one\n")
+    log = LogFile(str(path))
+    hung.hang()
+    while not hung.asked:
+        assert log.read() == []
+    (pid,) = hung.asked
+    monkeypatch.setattr(_bounded, "KILL_WAIT", 0.05)
+    with monkeypatch.context() as unkillable:
+        unkillable.setattr(_bounded, "_kill", lambda _pid: None)
+        saved = log.save()
+        log.close()
+    assert _bounded.stuck_child(log._key) == pid
+    later = LogFile(str(path))
+    if not recorded:  # who is no root cannot
+        monkeypatch.setattr(_bounded, "STUCK_FOLDER", str(path) + "/nowhere")
+        later.restore(saved)
+    began = time.monotonic()
+    assert [later.read() for _look in range(10)] == [[]] * 10
+    assert time.monotonic() - began < 0.3
+    assert list(later.warnings.values()) == [unanswered(path)]
+    assert hung.asked == [pid]
+    hung.answer()
+    os.waitpid(pid, 0)
+    found: t.List[t.Tuple[str, bool]] = []
+    while not found:
+        found = later.read()
+    assert found == [("one", False)]
+    assert later.warnings == {}
+    later.close()
+
+
+def test_a_reader_that_was_killed_is_begun_again_where_it_was(path: pathlib.Path) -> None:
     add(path, b"old\n")
     log = LogFile(str(path))
     log.read()
-    released = threading.Event()
-    real = os.fstat
-    monkeypatch.setattr(_logfile, "PATIENCE", 0.05)
-    monkeypatch.setattr(_logfile.os, "fstat", lambda number: (released.wait(10), real(number))[1])
-    assert log.read() == []
-    assert list(log.warnings.values()) == ['the log file "%s" cannot be read: its file system does not answer' % path]
-    assert log._stuck is not None
-    stuck = log._stuck
-    assert log.read() == [] and log._stuck is stuck
-    released.set()
-    stuck.join(5)
+    assert log._child is not None
+    os.kill(log._child.pid, 9)
     add(path, b"new\n")
+    assert log.read() == []
+    assert list(log.warnings.values()) == ['the log file "%s" cannot be read: its reader ended' % path]
     assert new(log) == ["new"]
     assert log.warnings == {}
+    log.close()
+
+
+def test_without_room_for_a_process_it_is_said(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> t.NoReturn:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    add(path, b"old\n")
+    log = LogFile(str(path))
+    with monkeypatch.context() as full:
+        full.setattr(os, "fork", refuse)
+        assert log.read() == []
+    assert list(log.warnings.values()) == ['the log file "%s" cannot be read: Resource temporarily unavailable' % path]
+    assert log.read() == [("old", False)]
+    log.close()
 
 
 @pytest.mark.parametrize("rotated", [False, True])
