@@ -33,6 +33,7 @@ UNIT_AGE = 2.0  # seconds for which the state of a unit holds while its main pro
 SOCKETS_AGE = 10.0  # seconds for which the ports of a unit are known
 DOUBT_AGE = 5.0  # seconds for which an answer holds that took a look at all processes and explained nothing
 RESOLVE_AGAIN = 10.0
+LAST_LINES = 100  # of a log file: those before may be of an earlier life
 SAVED = 1  # the version of what is saved
 
 
@@ -117,9 +118,22 @@ class HostTarget:
             if (self._file is None or record.pid == 1) and record.pid not in callers
         ]
         if self._file is not None:
-            found += self._file.read()
+            found += self._of_file(self._file, state)
         self._gather_warnings()
         return found
+
+    @staticmethod
+    def _of_file(file: _logfile.LogFile, state: _systemd.UnitState) -> t.List[t.Tuple[str, bool]]:
+        """Its lines. Of a unit that was dead before the first look the old ones are all that tells why."""
+        found = file.read()
+        began = state.began
+        if not state.at_rest or began is None or file.written is None:
+            return found
+        since_boot = file.written - (time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
+        if since_boot < began.earliest - _systemd.SLACK:
+            return found  # written before its last life
+        last = len(found) - LAST_LINES
+        return [(line, new or at >= last) for at, (line, new) in enumerate(found)]
 
     def _line_of_callers(self) -> t.Set[int]:
         self._callers = self._callers or self.members.line()
@@ -220,6 +234,10 @@ class HostTarget:
 
     def get(self, path: str, timeout: float, method: str = "GET") -> _http.Answer:
         return _http.fetch(_http.Request(method, _http.join(self.url, path)), self.access, timeout)
+
+    def greet(self, path: str, timeout: float) -> _http.Answer:
+        access = self.access._replace(api_key=None, headers={})
+        return _http.fetch(_http.Request("GET", _http.join(self.url, path)), access, timeout)
 
     def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> _generation.Side:
         question = self.question._replace(model=model)

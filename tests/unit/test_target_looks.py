@@ -12,6 +12,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 import typing as t
 
 import pytest
@@ -195,6 +196,37 @@ def test_of_a_log_file_what_is_new_counts_and_of_the_journal_what_systemd_says(t
         "the journal is away",
         'the log file "%s" cannot be read: it is no regular file' % path,
     ]
+    one.close()
+
+
+def started(seconds_ago: float) -> t.Dict[str, str]:
+    stamp = time.clock_gettime(time.CLOCK_MONOTONIC) - seconds_ago
+    return {"ExecMainStartTimestampMonotonic": "%d" % (stamp * 1e6)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "own"),
+    [
+        ({"active_state": "failed", "sub_state": "failed", "main_pid": 0, "raw": started(5)}, True),
+        ({"active_state": "inactive", "sub_state": "dead", "main_pid": 0, "raw": started(5)}, True),
+        # It runs: nobody can tell which of these lines are older than what it does now.
+        ({"raw": started(5)}, False),
+        ({"active_state": "failed", "main_pid": 0, "job": 7, "raw": started(5)}, False),
+        # Nobody has written since it was started last, or it never was.
+        ({"active_state": "failed", "main_pid": 0, "raw": started(-60)}, False),
+        ({"active_state": "failed", "main_pid": 0}, False),
+    ],
+)
+def test_what_a_unit_that_was_dead_at_the_first_look_wrote_to_its_log_file_is_its_own(
+    tmp_path: pathlib.Path, fields: t.Dict[str, t.Any], own: bool
+) -> None:
+    path = tmp_path / "log"
+    path.write_text("".join("line %d\n" % number for number in range(500)))
+    one = target(log_path=str(path))
+    one._journal = Journal()  # type: ignore[assignment]
+    found = one.log(state(**fields))
+    assert [line for line, _own in found] == ["line %d" % number for number in range(500)]
+    assert [line for line, is_own in found if is_own] == (["line %d" % n for n in range(400, 500)] if own else [])
     one.close()
 
 
