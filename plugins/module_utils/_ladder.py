@@ -6,11 +6,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import typing as t
 
-from . import _engines, _generation, _http
+from . import _engines, _http
 from ._deadline import Deadline
 from ._engines import Profile
+from ._errors import ServingError
+from ._generation import Side
 from ._progress import Progress
 from ._systemd import UnitState
 from ._tiers import TIERS, Ending, Options, Target, Tier
@@ -19,11 +22,17 @@ __all__ = ("Ladder",)
 
 CONFIRMATIONS = 2  # looks in a row that must say "wrong server"
 FAILURES = ("error_response", "empty_response", "misconfigured")
-FAILED_GENERATIONS = 3  # answers of that kind that make a wedge
+FAILED_GENERATIONS = 3  # answers of that kind in a row that make a wedge
+FAILING = 5.0  # seconds that they must have lasted: an engine that still loads can fail faster than it loads
 GET_TIMEOUT = 5.0
 # A port that opens late is the last step of a load; one that is open early is asked less often after a while.
 KNOCKS, PEEKS, LATER_PEEKS, LATER = 0.1, 0.2, 0.5, 30.0
 NOBODY = ("none", "translated")
+SPOKEN = ("tls", "redirected", "too_large")  # somebody answers, although it is no answer of use
+
+
+class _Over(Exception):
+    """An attempt at a token has had all its time."""
 
 
 class Ladder:
@@ -37,11 +46,13 @@ class Ladder:
         self.tiers = [Tier(name) for name in TIERS[: TIERS.index(options.tier) + 1]]
         self.model = options.model
         self._doubts: t.Dict[str, t.Tuple[str, int]] = {}
-        self.side: t.Optional[_generation.Side] = None
-        self.proof: t.Optional[_generation.Side] = None  # of a wedge: an attempt that had all its time
+        self.side: t.Optional[Side] = None
+        self.proof: t.Optional[Side] = None  # of a wedge: an attempt that had all its time
         self._failed = 0
+        self._failing = 0.0  # since when
         self._silence = ""  # what there is to say as long as nobody listens
-        self._answered = True  # the last GET, if there was one
+        self._outcome = "answered"  # of the last GET, if there was one
+        self._windowed = False  # whether the stall window may end the wait
         self._heard: t.Optional[bool] = None
         self._peeked: t.Optional[int] = None
         self._changed = deadline.start  # when the first tier that is missing became it
@@ -83,7 +94,7 @@ class Ladder:
         """The unit was started again, so nothing of what was seen holds any more."""
         self._doubts.clear()
         self._failed, self.side, self.proof = 0, None, None
-        self._silence, self._answered, self._heard, self._peeked = "", True, None, None
+        self._silence, self._outcome, self._heard, self._peeked = "", "answered", None, None
         for tier in self.tiers:
             tier.reached, tier.at, tier.detail = False, None, ""
 
@@ -110,6 +121,8 @@ class Ladder:
             return 0.0
         if self._silent:
             return KNOCKS
+        if not self._talks:
+            return 0.0
         return PEEKS if self.deadline.clock.monotonic() - self._changed < LATER else LATER_PEEKS
 
     def stirs(self) -> bool:
@@ -121,7 +134,7 @@ class Ladder:
             heard, before = self.target.knock(), self._heard
             self._heard = heard
             return heard and before is not True
-        if tier.name == "listener":
+        if not self._talks:
             return False
         path = self.profile.models if tier.name == "model" else self._health_path
         if tier.name == "model" and self.profile.models_method != "GET":
@@ -132,9 +145,18 @@ class Ladder:
 
     @property
     def _silent(self) -> bool:
-        """Whether nobody answers, so that a knock is the first thing that can tell of a change."""
+        """Whether nobody takes a connection, so that a knock is the first thing that can tell of a change.
+
+        A server that takes them and does not answer must not be knocked at: each knock waits in its queue.
+        """
         tier = self.missing
-        return tier is not None and (bool(self._silence) if tier.name == "listener" else not self._answered)
+        return tier is not None and (bool(self._silence) if tier.name == "listener" else self._outcome == "refused")
+
+    @property
+    def _talks(self) -> bool:
+        """Whether the engine answers at once, so that it can be asked often."""
+        tier = self.missing
+        return tier is not None and tier.name != "listener" and self._outcome == "answered"
 
     @property
     def _health_path(self) -> str:
@@ -144,9 +166,10 @@ class Ladder:
         """Say what listens instead, for an end in silence: it costs too much to be looked up at each look."""
         tier = self.missing
         if tier is not None and tier.name == "listener" and self._silence:
-            found = self.target.listener(state)
-            if found.kind in NOBODY:
-                tier.detail = found.silence
+            with contextlib.suppress(ServingError, OSError):  # what is known already has to do
+                found = self.target.listener(state)
+                if found.kind in NOBODY:
+                    tier.detail = found.silence
 
     # A whole look
 
@@ -157,6 +180,7 @@ class Ladder:
         unit: t.Callable[[], t.Optional[Ending]],
     ) -> t.Optional[Ending]:
         """Try the tiers above the unit, lowest first. ``unit`` looks at the unit once more after a token."""
+        self._windowed = state is not None and not state.between_lives
         for tier in self.tiers[1:]:
             if tier.reached is False:
                 ending = self._step(tier.name, state, watch, unit)
@@ -201,14 +225,18 @@ class Ladder:
         reached, detail = found.kind in ("owned", "forwarder"), found.detail
         if found.kind in NOBODY:
             # Kernel address translation listens nowhere, and answers all the same.
-            if not self._heard or self._get(self._health_path).status is None:
+            answer = self.target.greet(self._health_path, self._limit) if self._heard else None
+            if answer is None or answer.outcome == "refused":
                 detail = found.silence
-            else:
+            elif answer.outcome == "answered" or answer.outcome in SPOKEN:
                 self._silence = ""
                 reached = found.kind == "translated"
                 detail = "it answers, although no process of this host listens: " + (
                     found.detail or "nothing shows that it is the unit's"
                 )
+            else:
+                self._silence = ""
+                detail = "a connection is taken, although no process of this host listens: " + answer.error
         self.mark("listener", reached, detail)
         return None
 
@@ -257,8 +285,9 @@ class Ladder:
         return None
 
     def _generation(self, watch: t.Callable[[], None], unit: t.Callable[[], t.Optional[Ending]]) -> t.Optional[Ending]:
-        limit = max(0.1, self.deadline.clamp(self.options.generation_timeout))
-        side = self.side = self.target.generate(self.model, limit, watch)
+        clock, limit = self.deadline.clock, max(0.1, self.deadline.clamp(self.options.generation_timeout))
+        began = clock.monotonic()
+        side = self.side = self._attempt(limit, watch)
         if side.verdict in ("ok", "slow"):
             self.mark("generation", True, "a token after %.2f s" % (side.ttft or 0.0))
             # A token from a life that ended meanwhile proves nothing about this one.
@@ -274,26 +303,51 @@ class Ladder:
         self._sure("generation")
         failed = side.verdict in FAILURES and side.status not in (None, 429, 503)
         full = limit >= self.options.generation_timeout
+        if self.profile.loads_on_request and side.verdict == "wedged":
+            # It may have lasted for as long as the load did: only the time in which nothing moved tells.
+            full = full and self.progress.window.age >= self.options.generation_timeout - 1.0
         if full or not (failed or side.verdict == "wedged"):
             self.proof = side if failed or side.verdict == "wedged" else None
-        self._failed = self._failed + 1 if failed else self._failed
+        self._failing = self._failing if self._failed else began
+        self._failed = self._failed + 1 if failed else 0
+        broken = self._failed >= FAILED_GENERATIONS and clock.monotonic() - self._failing >= FAILING
         quiet = side.verdict == "wedged" and full and self.progress.window.age >= limit - 1.0
-        return self.wedged() if self.listed and (quiet or self._failed >= FAILED_GENERATIONS) else None
+        return self.wedged() if self.listed and (quiet or broken) else None
 
-    def _get(self, path: str, method: str = "GET") -> _http.Answer:
-        return self.target.get(path, max(0.1, self.deadline.clamp(GET_TIMEOUT)), method)
+    def _attempt(self, limit: float, watch: t.Callable[[], None]) -> Side:
+        """Ask for a token. Where the request itself keeps a load going, only silence or the deadline breaks it off."""
+        if not self.profile.loads_on_request:
+            return self.target.generate(self.model, limit, watch)
+        began, window = self.deadline.clock.monotonic(), self.progress.window
+
+        def patient() -> None:
+            watch()
+            if self._windowed and window.stalled:
+                raise _Over
+
+        try:
+            return self.target.generate(self.model, max(0.1, self.deadline.remaining), patient)
+        except _Over:
+            took = self.deadline.clock.monotonic() - began
+            return Side("wedged", total=took, error="no answer within %.0f s" % took)
+
+    @property
+    def _limit(self) -> float:
+        """How long a GET may take: it must not delay an end."""
+        limit = self.deadline.clamp(GET_TIMEOUT)
+        return max(0.1, min(limit, self.progress.window.remaining) if self._windowed else limit)
 
     def _ask(self, tier: str, path: str, method: str = "GET") -> t.Union[Ending, _http.Answer, None]:
         """An answer that tells how far the engine has come; an end or nothing where it only tells of the server."""
-        if not self._answered and not self.target.knock():
+        if self._outcome not in ("answered", "timeout") and not self.target.knock():
             self._sure(tier)
             return None
-        answer = self._get(path, method)
-        self._answered = answer.outcome == "answered"
-        if not self._answered:
+        answer = self.target.get(path, self._limit, method)
+        self._outcome = answer.outcome
+        if self._outcome != "answered":
             self.mark(tier, False, answer.error)
-            if answer.outcome in ("tls", "redirected", "too_large"):
-                self._answered = True
+            if self._outcome in SPOKEN:
+                self._outcome = "answered"
                 return self._doubt(tier, "wrong_server", "%s: %s" % (answer.url, answer.error))
             self._sure(tier)
             return None
@@ -325,8 +379,9 @@ class Ladder:
             "side": None if self.side is None else vars(self.side),
             "proof": self.proof is not None,
             "failed": self._failed,
+            "failing": self._failing,
             "silence": self._silence,
-            "answered": self._answered,
+            "outcome": self._outcome,
             "heard": self._heard,
             "peeked": self._peeked,
             "changed": self._changed,
@@ -337,8 +392,9 @@ class Ladder:
             tier.reached, tier.at, tier.detail = reached, at, detail
         self.model = saved["model"]
         self._doubts = {tier: (verdict, looks) for tier, (verdict, looks) in saved["doubts"].items()}
-        self.side = None if saved["side"] is None else _generation.Side(**saved["side"])
+        self.side = None if saved["side"] is None else Side(**saved["side"])
         # Of the attempt that is the proof only that there was one is asked.
         self.proof = self.side if saved["proof"] else None
-        self._failed, self._silence, self._answered = saved["failed"], saved["silence"], saved["answered"]
+        self._failed, self._failing = saved["failed"], saved["failing"]
+        self._silence, self._outcome = saved["silence"], saved["outcome"]
         self._heard, self._peeked, self._changed = saved["heard"], saved["peeked"], saved["changed"]

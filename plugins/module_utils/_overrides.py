@@ -174,6 +174,7 @@ CHECKS: t.Dict[str, Check] = {
     "models_shape": _one_of(*SHAPES),
     "owned_by": _text,
     "models_static": _flag,
+    "loads_on_request": _flag,
     "endpoints": _endpoints,
     "metrics": _maybe(_path),
     "metrics_port": _maybe(_number(1, 65535)),

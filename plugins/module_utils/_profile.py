@@ -45,6 +45,8 @@ class Profile(t.NamedTuple):
     owned_by: str = ""
     # Whether the list of models is complete from the first answer on, so that a wrong one will not become right.
     models_static: bool = True
+    # Whether the first request loads the model, and the load is given up together with that request.
+    loads_on_request: bool = False
     endpoints: t.Tuple[t.Tuple[str, str], ...] = (("completions", "/v1/completions"), ("chat", "/v1/chat/completions"))
     metrics: t.Optional[str] = None
     # The port of the metrics where that is not the engine's own.

@@ -174,6 +174,7 @@ OLLAMA = Profile(
     health_status=((200, "ready"),),
     models="/api/tags",
     models_shape="ollama_tags",
+    loads_on_request=True,
     metrics_remedy="use another engine where a drain must be proved: Ollama counts nothing",
     phases=(
         # It loads a model only when that is asked for: the first token waits for the whole load.

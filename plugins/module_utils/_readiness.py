@@ -9,11 +9,13 @@ A wait can be left between two looks and gone on with by another process, as if 
 
 from __future__ import annotations
 
+import contextlib
 import typing as t
 
 from . import _causes, _engines, _http
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
+from ._errors import ServingError, UsageError
 from ._ladder import Ladder
 from ._progress import Progress
 from ._systemd import UnitState
@@ -27,6 +29,7 @@ FIRST_PAUSE = 0.25
 SLOWER = 1.5
 LAST_WORDS = 0.2
 LONGEST_NAP = 1.0  # between two questions whether to leave
+BLIND = 60.0  # seconds for which a host that does not answer is borne with
 
 
 class Wait:
@@ -45,12 +48,15 @@ class Wait:
         self.deadline = Deadline(options.timeout, clock, start)
         self.progress = Progress(profile, options.stall_timeout, self.deadline)
         self.ladder = Ladder(target, profile, options, self.deadline, self.progress)
-        self.restarts = 0
+        self._counted = [0, 0]  # restarts that systemd counted, and new lives: one restart shows in both, not at once
         self.state: t.Optional[UnitState] = None
         self._looks = 0
         self._began = clock.monotonic()  # in this process
         self._word = ""  # the last one that the service itself wrote
         self._observed = float("-inf")
+        self._first: t.Optional[float] = None  # when all had been looked at once: what was there by then has not moved
+        self._blind: t.Optional[float] = None  # since when the host has not answered
+        self._excuse = ""  # what it said instead
         self._pause = FIRST_PAUSE
         self._next = clock.monotonic()  # when the next whole look is due
 
@@ -70,7 +76,7 @@ class Wait:
                 return None
             tick()
             reached = self.ladder.reached
-            ending = self._look(tick)
+            ending = self._look(tick) if once else self._patient_look(tick)
             if ending is None and not once:
                 ending = self._stalled()
             if ending is None and (once or self.deadline.expired):
@@ -79,8 +85,14 @@ class Wait:
                 ending.cause = self.progress.cause
                 if ending.verdict in ("dead", "restart_loop"):
                     ending.cause = self._known()
+                if self._excuse:
+                    self.target.warnings.append(self._excuse)
                 return ending
             self._plan(climbed=self.ladder.reached != reached)
+
+    @property
+    def restarts(self) -> int:
+        return max(self._counted)
 
     @property
     def tiers(self) -> t.List[Tier]:
@@ -138,6 +150,8 @@ class Wait:
             else:
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))
+        if self._first is None:
+            self._first = self.deadline.clock.monotonic()
         if self.near or self._observed - self._began >= PREPARED:
             _http.load()  # the first request must not wait for what it is made with
 
@@ -161,24 +175,51 @@ class Wait:
                 return False
             tick()
             clock.sleep(min(left, self.ladder.pause or LONGEST_NAP))
-            if self.ladder.stirs():
-                return True
+            with contextlib.suppress(ServingError, OSError):  # a whole look will say so
+                if self.ladder.stirs():
+                    return True
 
     def _plan(self, climbed: bool) -> None:
         """When to look next: never later than the moment at which the time or the stall window is over."""
         if climbed:
             self._pause = FIRST_PAUSE
         pause = min(self._pause, self.options.interval, self.deadline.remaining)
-        if self.state is not None:
+        if self.state is not None and not self.progress.window.stalled:
             pause = min(pause, self.progress.window.remaining)
         self._pause *= SLOWER
         self._next = self.deadline.clock.monotonic() + pause
+
+    def _patient_look(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
+        """A look that may fail for a while, once there was one that did not: a busy host is no reason to give up."""
+        raised: t.List[BaseException] = []
+
+        def kept() -> None:
+            try:
+                tick()
+            except BaseException as error:
+                raised.append(error)
+                raise
+
+        now = self.deadline.clock.monotonic()
+        try:
+            ending = self._look(kept)
+        except (ServingError, OSError) as error:
+            if raised or isinstance(error, UsageError) or not self._looks:
+                raise
+            self._blind = now if self._blind is None else self._blind
+            if self.deadline.clock.monotonic() - self._blind >= BLIND and not self.deadline.expired:
+                raise
+            self._excuse = "the service could not be looked at for a while, and was waited for all the same: %s" % error
+            return None
+        self._blind = None
+        return ending
 
     def _look(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
         def watch() -> None:
             tick()
             if self.deadline.clock.monotonic() - self._observed >= self.options.interval:
-                self.observe()
+                with contextlib.suppress(ServingError, OSError):  # no reason to break off what is asked meanwhile
+                    self.observe()
 
         ending = self._unit()
         if ending is None:
@@ -186,7 +227,11 @@ class Wait:
         # A service that is ready at the first look is not read up on: nobody asks how it got there.
         self._looks += 1
         if ending is None or ending.verdict != "ready" or self._looks > 1:
-            self.observe()
+            try:
+                self.observe()
+            except (ServingError, OSError):
+                if ending is None:
+                    raise
         return ending
 
     # The unit
@@ -207,7 +252,7 @@ class Wait:
                 self._last_words()
             times = "once" if self.restarts == 1 else "%d times" % self.restarts
             return Ending("restart_loop", 'the unit "%s" was restarted %s: %s' % (name, times, self._why()))
-        if state.active_state == "failed":
+        if state.active_state == "failed" and not state.job:
             self._last_words()
             again = ", and systemd gave up after %d restarts" % state.n_restarts if state.n_restarts else ""
             return Ending("dead", 'the unit "%s" failed%s: %s' % (name, again, self._why()))
@@ -227,8 +272,9 @@ class Wait:
         new_life = before.invocation_id and state.invocation_id and before.invocation_id != state.invocation_id
         if not restarted and not new_life:
             return
+        # Counted before anything else can fail: the next look compares with this state.
+        self._counted = [self._counted[0] + restarted, self._counted[1] + bool(new_life)]
         self.observe()
-        self.restarts += max(restarted, 1)
         self.progress.new_life()
         self.ladder.new_life()
 
@@ -262,8 +308,11 @@ class Wait:
     # Verdicts without an event
 
     def _stalled(self) -> t.Optional[Ending]:
-        # Without a unit nothing can be seen to move; only the deadline ends such a wait.
-        if self.state is None or not self.progress.window.stalled:
+        # Without a unit nothing can be seen to move; only the deadline ends such a wait. While systemd waits before it
+        # begins the next life there is nothing that could move.
+        if self.state is None or self.state.between_lives or self._blind is not None:
+            return None
+        if not self.progress.window.stalled:
             return None
         text = "for %.0f s nothing moved: %s" % (self.progress.window.age, self._missing())
         if self.ladder.proof is not None and self.ladder.listed:
@@ -279,9 +328,16 @@ class Wait:
         if self.state is None:
             text = "not ready after %g s, and without a unit it cannot be told whether it moves: %s"
             return Ending("stalled", text % (seconds, self.ladder.why()))
-        age = self.progress.window.age
+        if not self.deadline.expired:
+            return Ending("progressing", "not ready at this moment: %s" % self._missing())
+        if self.state.between_lives:
+            text = "not ready after %g s, and systemd is about to start the unit again: %s"
+            return Ending("progressing", text % (seconds, self._missing()))
+        window = self.progress.window
+        if self._blind is None and (window.stalled or self._first is None or window.last <= self._first):
+            return Ending("stalled", "not ready after %g s, and nothing moved: %s" % (seconds, self._missing()))
         text = "not ready after %g s, but something moved %.0f s ago: %s"
-        return Ending("progressing", text % (seconds, age, self._missing()))
+        return Ending("progressing", text % (seconds, window.age, self._missing()))
 
     def _missing(self) -> str:
         assert self.state is not None
@@ -298,7 +354,10 @@ class Wait:
             "pause": self._pause,
             "looks": self._looks,
             "word": self._word,
-            "restarts": self.restarts,
+            "counted": self._counted,
+            "first": self._first,
+            "blind": self._blind,
+            "excuse": self._excuse,
             "unit": None if state is None else [state.name, state.n_restarts, state.invocation_id, state.main_pid],
             "ladder": self.ladder.save(),
             "progress": self.progress.save(),
@@ -308,7 +367,8 @@ class Wait:
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         """Go on where another process has left the wait; the deadline was given when this one was made."""
         self._next, self._pause, self._looks = saved["next"], saved["pause"], saved["looks"]
-        self.restarts, self._word = saved["restarts"], saved["word"]
+        self._counted, self._word = list(saved["counted"]), saved["word"]
+        self._first, self._blind, self._excuse = saved["first"], saved["blind"], saved["excuse"]
         if saved["unit"] is not None:
             name, n_restarts, invocation_id, main_pid = saved["unit"]
             self.state = UnitState(

@@ -60,6 +60,9 @@ class Target(t.Protocol):
     def get(self, path: str, timeout: float, method: str = "GET") -> _http.Answer:
         """Ask the engine."""
 
+    def greet(self, path: str, timeout: float) -> _http.Answer:
+        """Ask whoever is there, without the key and the headers that are for the engine alone."""
+
     def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> _generation.Side:
         """Ask the engine for one token."""
 

@@ -89,6 +89,9 @@ class Service:
     def get(self, path: str, timeout: float, method: str = "GET") -> _http.Answer:
         return (self.models if path == "/v1/models" else self.health)(self.clock.now)
 
+    def greet(self, path: str, timeout: float) -> _http.Answer:
+        return self.get(path, timeout)
+
     def generate(self, model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> Side:
         self.asked.append(model)
         side = self.token(self.clock.now)

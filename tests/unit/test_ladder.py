@@ -10,7 +10,7 @@ import json
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _http
+from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _generation, _http, _target
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
 from service import Service, changed, listing, loading, refused
@@ -166,3 +166,55 @@ def test_a_new_life_begins_at_the_bottom() -> None:
     found = service.wait(timeout=600, stall=120)
     assert (found.verdict, found.wait.restarts) == ("ready", 1)
     assert found.wait.tiers[1].at >= 90
+
+
+def blocked(service: Service, asked: t.List[float]) -> None:
+    """It takes connections and never answers; ``asked`` gets the seconds that it was given each time."""
+
+    def get(path: str, timeout: float, method: str = "GET") -> _http.Answer:
+        asked.append(timeout)
+        service.clock.sleep(timeout)
+        return _http.Answer("u", "timeout", error="no answer within %g s" % timeout)
+
+    service.get = get  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", ["owned", "translated"])
+def test_a_server_that_does_not_answer_is_not_knocked_at(kind: str) -> None:
+    service = Service()
+    asked: t.List[float] = []
+    blocked(service, asked)
+    service.port = lambda now: Listener(kind)
+    service.cpu = lambda now: now
+    knocks: t.List[float] = []
+    service.knock = lambda: knocks.append(service.clock.now) or True  # type: ignore[method-assign,func-returns-value]
+    service.peek = service.knock  # type: ignore[method-assign,assignment]
+    assert service.wait(timeout=100, interval=10.0).verdict == "progressing"
+    assert len(knocks) + len(asked) <= 45
+
+
+def test_a_server_that_answers_late_does_not_delay_the_end_of_the_window() -> None:
+    service = Service()
+    asked: t.List[float] = []
+    blocked(service, asked)
+    found = service.wait(timeout=600, stall=33.3, interval=1.0)
+    assert (found.verdict, found.seconds) == ("stalled", pytest.approx(33.3, abs=0.25))
+    assert max(asked) == 5.0
+    assert min(asked) >= 0.1
+    # Without a unit there is no such window.
+    service.clock.now = 0
+    asked.clear()
+    service.state = lambda now: None
+    assert service.wait(timeout=100, stall=10).seconds == pytest.approx(100, abs=0.25)
+    assert sorted(asked)[1] == 5.0
+
+
+def test_whoever_is_greeted_gets_neither_key_nor_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: t.List[t.Any] = []
+    monkeypatch.setattr(_http, "fetch", lambda request, access, timeout: seen.append((request, access, timeout)))
+    access = _http.Access("key", {"X-Secret": "1"}, False, "/ca")
+    question = _generation.Question(_engines.PROFILES["vllm"])
+    target = _target.HostTarget("x.service", "http://127.0.0.1:8000", question, access)
+    target.greet("/health", 3.0)
+    wanted = _http.Request("GET", "http://127.0.0.1:8000/health")
+    assert seen == [(wanted, _http.Access(None, {}, False, "/ca"), 3.0)]

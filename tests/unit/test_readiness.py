@@ -10,7 +10,8 @@ import typing as t
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _engines
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
 from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Options
@@ -228,3 +229,162 @@ def test_no_time_at_all_is_refused(name: str) -> None:
     with pytest.raises(UsageError) as caught:
         Wait(Service(), _engines.PROFILES["vllm"], Options(**{name: 0}))  # type: ignore[arg-type]
     assert caught.value.message == '"%s" must be more than 0, not 0' % name
+
+
+def test_a_failed_unit_that_is_about_to_be_started_is_waited_for() -> None:
+    service = Service()
+    service.state = lambda now: ACTIVE if now > 5 else changed(active_state="failed", job=77, main_pid=0)
+    assert service.wait().verdict == "ready"
+
+
+def test_a_restart_that_shows_in_two_steps_counts_once() -> None:
+    service = Service()
+    loading(service, 60)
+    service.cpu = lambda now: now
+    service.state = lambda now: changed(n_restarts=int(now >= 10), invocation_id="i%d" % (now >= 13))
+    assert service.wait(max_restarts=2).wait.restarts == 1
+    # Several between two looks are all counted.
+    service.clock.now = 0
+    service.state = lambda now: changed(n_restarts=3 * int(now >= 10), invocation_id="i%d" % (now >= 13))
+    assert service.wait(max_restarts=4).wait.restarts == 3
+
+
+def test_a_unit_between_two_lives_is_not_stalled() -> None:
+    service = Service()
+    loading(service, 60)
+    looks: t.List[float] = []
+
+    def state(now: float) -> UnitState:
+        looks.append(now)
+        if 5 <= now < 50:
+            return changed(active_state="activating", sub_state="auto-restart", main_pid=0, invocation_id="i0")
+        return changed(n_restarts=int(now >= 50), invocation_id="i%d" % (now >= 50))
+
+    service.state = state
+    found = service.wait(timeout=600, stall=20)
+    assert (found.verdict, found.wait.restarts) == ("ready", 1)
+    assert len(looks) < 100
+    service.clock.now = 0
+    found = service.wait(timeout=45, stall=20)
+    assert (found.verdict, found.seconds) == ("progressing", pytest.approx(45, abs=0.01))
+    assert found.msg.startswith("not ready after 45 s, and systemd is about to start the unit again: ")
+
+
+def test_a_wait_in_which_nothing_ever_moved_is_stalled_however_short() -> None:
+    service = Service()
+    loading(service, 9999)
+    found = service.wait(timeout=60, stall=300)
+    assert (found.verdict, found.seconds) == ("stalled", pytest.approx(60, abs=0.01))
+    assert found.msg == (
+        'not ready after 60 s, and nothing moved: the tier "listener" is not reached: nothing listens on the port'
+    )
+    service.clock.now = 0
+    service.cpu = lambda now: min(now, 20.0)
+    assert service.wait(timeout=60, stall=300).msg.startswith("not ready after 60 s, but something moved 40 s ago: ")
+
+
+def test_one_look_says_nothing_of_movement() -> None:
+    service = Service()
+    loading(service, 10)
+    ending = Wait(service, _engines.PROFILES["vllm"], Options(timeout=100), service.clock).run(once=True)
+    assert ending is not None
+    assert ending.msg == ('not ready at this moment: the tier "listener" is not reached: nothing listens on the port')
+
+
+def unanswered(service: Service, since: float, until: float, error: Exception, takes: float = 10.0) -> None:
+    """Looks at the unit fail for a while, each after some seconds."""
+    state = service.state
+
+    def unit(now: float) -> t.Optional[UnitState]:
+        if since <= now < until:
+            service.clock.sleep(takes)
+            raise error
+        return state(now)
+
+    service.state = unit
+
+
+ERRORS = (ServingError("systemd did not answer"), OSError(11, "Resource temporarily unavailable"))
+
+
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("takes", [0.0, 10.0])
+def test_a_look_without_an_answer_does_not_end_a_wait(error: Exception, takes: float) -> None:
+    service = Service()
+    loading(service, 100)
+    service.cpu = lambda now: now
+    unanswered(service, 20, 65, error, takes)
+    found = service.wait(timeout=600, stall=30)
+    assert found.verdict == "ready"
+    assert service.warnings == [
+        "the service could not be looked at for a while, and was waited for all the same: %s" % error
+    ]
+
+
+@pytest.mark.parametrize("what", ["activity", "log", "listener"])
+def test_no_part_of_a_look_ends_a_wait_at_once(what: str) -> None:
+    service = Service()
+    loading(service, 100)
+    service.cpu = lambda now: now
+    original = getattr(service, what)
+
+    def part(state: UnitState) -> t.Any:
+        if 20 <= service.clock.now < 50 or 100 <= service.clock.now < 110:
+            raise ERRORS[1]
+        return original(state)
+
+    setattr(service, what, part)
+    assert service.wait(timeout=600, stall=60).verdict == "ready"
+    assert len(service.warnings) == 1
+
+
+def test_looks_without_an_answer_end_a_wait_when_they_last() -> None:
+    service = Service()
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    unanswered(service, 20, 9999, ERRORS[0])
+    with pytest.raises(ServingError) as caught:
+        service.wait(timeout=600, stall=30)
+    assert caught.value.message == "systemd did not answer"
+    assert 80 <= service.clock.now <= 95
+
+
+def test_looks_without_an_answer_do_not_outlast_the_deadline() -> None:
+    service = Service()
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    unanswered(service, 20, 9999, ERRORS[0], takes=0.0)
+    found = service.wait(timeout=50, stall=50)
+    assert (found.verdict, found.seconds) == ("progressing", pytest.approx(50, abs=0.01))
+
+
+def test_the_first_look_and_a_mistake_of_the_caller_are_told_at_once() -> None:
+    service = Service()
+    unanswered(service, 0, 9999, ERRORS[0], takes=0.0)
+    with pytest.raises(ServingError):
+        service.wait()
+    assert service.clock.now < 0.1
+    service = Service()
+    loading(service, 9999)
+    unanswered(service, 20, 9999, UsageError("no such thing"), takes=0.0)
+    with pytest.raises(UsageError):
+        service.wait()
+    assert service.clock.now < 22
+
+
+def test_what_the_caller_raises_ends_a_wait_at_once() -> None:
+    service = Service()
+    loading(service, 9999)
+    service.token = lambda now: Side("wedged", error="no answer")
+
+    def tick() -> None:
+        if service.clock.now > 20:
+            raise ServingError("nobody waits any more")
+
+    for ready_at in (9999, 0):
+        service.clock.now = 0
+        loading(service, ready_at)
+        wait = Wait(service, _engines.PROFILES["vllm"], Options(timeout=100, stall_timeout=90), service.clock)
+        with pytest.raises(ServingError):
+            wait.run(tick)
+        assert service.clock.now < 23
