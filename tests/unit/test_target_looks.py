@@ -22,6 +22,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _http,
     _journal,
     _listening,
+    _logfile,
     _ownership,
     _processes,
     _systemd,
@@ -30,6 +31,12 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
 from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
 
 UNIT = "x.service"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other tests is no file system that hangs."""
+    monkeypatch.setattr(_logfile, "PATIENCE", 30.0)
 
 
 def target(url: str = "http://127.0.0.1:9", unit: t.Optional[str] = UNIT, **options: t.Any) -> _target.HostTarget:
