@@ -15,7 +15,7 @@ import typing as t
 from . import _causes, _engines, _http
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
-from ._errors import ServingError, UsageError
+from ._errors import MissingLibrary, ServingError, UsageError
 from ._ladder import Ladder
 from ._progress import Progress
 from ._systemd import UnitState
@@ -204,7 +204,7 @@ class Wait:
         try:
             ending = self._look(kept)
         except (ServingError, OSError) as error:
-            if raised or isinstance(error, UsageError) or not self._looks:
+            if raised or isinstance(error, (UsageError, MissingLibrary)) or not self._looks:
                 raise
             self._blind = now if self._blind is None else self._blind
             if self.deadline.clock.monotonic() - self._blind >= BLIND and not self.deadline.expired:

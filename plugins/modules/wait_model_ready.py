@@ -95,6 +95,9 @@ options:
     description:
       - Seconds that one attempt to get a token may take. When it ends without one, and nothing of the unit moved
         meanwhile, the engine is wedged. When something moved, such as a compiler, it is tried again.
+      - An engine that loads the model with the first request, and gives up the load together with that request (Ollama,
+        or C(loads_on_request) in O(profile)), is not cut short by it. Such an attempt ends when nothing has moved for
+        O(stall_timeout), or with O(timeout).
     type: float
     default: 60
   max_restarts:
@@ -162,15 +165,20 @@ RETURN = r"""
 verdict:
   description:
     - V(ready) when O(tier) is reached.
-    - V(progressing) when O(timeout) ended before nothing had moved for O(stall_timeout); V(stalled) when nothing had,
-      and without a O(unit) whenever O(timeout) ended.
-    - V(restart_loop) after O(max_restarts) restarts; V(dead) when the unit failed, is inactive with nothing about to
+    - V(progressing) when O(timeout) ended before nothing had moved for O(stall_timeout), and something had moved since
+      the first look. Also when it ended while systemd waits before it starts the unit again.
+    - V(stalled) when nothing had moved for O(stall_timeout), or in the whole of a shorter wait, and without a O(unit)
+      whenever O(timeout) ended. A unit that systemd is about to start again is not stalled.
+    - V(restart_loop) after O(max_restarts) restarts; V(dead) when the unit failed or is inactive with nothing about to
       start it, or does not exist.
-    - V(wrong_server) when the port belongs to another process, or another program or model answers; V(auth_error) when
+    - V(wrong_server) when the port belongs to another process, or another program or model answers, or what answers
+      cannot be asked, because TLS fails, it redirects to another server or its answer is too large; V(auth_error) when
       the API key is refused.
     - V(wedged) when the model is listed, but no token comes, by an attempt that had the whole of O(generation_timeout),
-      or by three answers that are no good ones. An engine that says that it is overloaded (status 429 or 503) is not
-      wedged.
+      or by at least three answers in a row, over at least 5 seconds, that are no good ones. An engine that says that it
+      is overloaded (status 429 or 503) is not wedged.
+    - A host that does not answer for a while, such as one whose systemd is busy, ends the wait as a failure only when
+      that lasts for 60 seconds.
   type: str
   returned: always
   sample: ready
@@ -224,7 +232,7 @@ movement:
   returned: always
   sample: {"cpu": 0.4, "log": 31.2}
 restarts:
-  description: Restarts of the unit during the wait.
+  description: Restarts of the unit during the wait, by systemd and by hand. Each counts once.
   type: int
   returned: always
   sample: 0

@@ -189,8 +189,9 @@ def cost(bench: Bench) -> Measured:
     for seconds in (SHORT, LONG):
         began, before, own = time.monotonic(), guests(), processor()
         _when, answer = bench.wait(dict(options, timeout=seconds, stall_timeout=seconds))
-        if answer["verdict"] != "progressing":
-            raise RuntimeError("the load that was to move did not: %s" % answer["msg"])
+        # Its bar may stand at one figure for the whole of the shorter wait.
+        if answer["verdict"] not in ("progressing", "stalled"):
+            raise RuntimeError("the wait that was to last did not: %s" % answer["msg"])
         sliced[seconds] = guests() - before, time.monotonic() - began
         controller[seconds] = processor() - own
     idles.append(idle_share())

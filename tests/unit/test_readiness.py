@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import typing as t
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import _engines
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import MissingLibrary, ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
@@ -358,7 +360,8 @@ def test_looks_without_an_answer_do_not_outlast_the_deadline() -> None:
     assert (found.verdict, found.seconds) == ("progressing", pytest.approx(50, abs=0.01))
 
 
-def test_the_first_look_and_a_mistake_of_the_caller_are_told_at_once() -> None:
+@pytest.mark.parametrize("mistake", [UsageError("no such thing"), MissingLibrary("requests is not there")])
+def test_the_first_look_and_what_will_not_mend_itself_are_told_at_once(mistake: ServingError) -> None:
     service = Service()
     unanswered(service, 0, 9999, ERRORS[0], takes=0.0)
     with pytest.raises(ServingError):
@@ -366,8 +369,8 @@ def test_the_first_look_and_a_mistake_of_the_caller_are_told_at_once() -> None:
     assert service.clock.now < 0.1
     service = Service()
     loading(service, 9999)
-    unanswered(service, 20, 9999, UsageError("no such thing"), takes=0.0)
-    with pytest.raises(UsageError):
+    unanswered(service, 20, 9999, mistake, takes=0.0)
+    with pytest.raises(type(mistake)):
         service.wait()
     assert service.clock.now < 22
 
@@ -388,3 +391,57 @@ def test_what_the_caller_raises_ends_a_wait_at_once() -> None:
         with pytest.raises(ServingError):
             wait.run(tick)
         assert service.clock.now < 23
+
+
+def blind_for_a_while(service: Service) -> None:
+    loading(service, 100)
+    service.cpu = lambda now: now
+    unanswered(service, 20, 65, ERRORS[0], 3.0)
+
+
+def never_moving(service: Service) -> None:
+    loading(service, 9999)
+
+
+def between_lives(service: Service) -> None:
+    loading(service, 9999)
+    waiting = changed(active_state="activating", sub_state="auto-restart", main_pid=0)
+    service.state = lambda now: waiting if 10 <= now < 130 else changed(n_restarts=int(now >= 130))
+
+
+def failing_fast(service: Service) -> None:
+    loading(service, 20)
+    service.cpu = lambda now: now
+    service.token = lambda now: Side("error_response", status=500, error="boom")
+
+
+def restarting_in_two_steps(service: Service) -> None:
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    service.state = lambda now: changed(n_restarts=int(now // 40), invocation_id="i%d" % ((now - 3) // 40))
+
+
+@pytest.mark.parametrize(
+    "case", [blind_for_a_while, never_moving, between_lives, failing_fast, restarting_in_two_steps]
+)
+@pytest.mark.parametrize("every", [2, 7])
+def test_another_process_goes_on_as_if_there_were_only_one(case: t.Callable[[Service], None], every: int) -> None:
+    options = Options(timeout=150, stall_timeout=140)
+
+    def answer(every: int) -> t.Tuple[t.Dict[str, t.Any], t.List[str], float, int]:
+        service = Service()
+        case(service)
+        wait = Wait(service, _engines.PROFILES["vllm"], options, service.clock)
+        for left in itertools.count():
+            asks = itertools.count(1)
+            ending = wait.run(leave=lambda asks=asks: next(asks) >= every)
+            if ending is not None:
+                return wait.as_dict(ending), service.warnings, service.clock.now, left
+            saved = json.loads(json.dumps(wait.save()))
+            wait = Wait(service, _engines.PROFILES["vllm"], options, service.clock, saved["start"])
+            wait.restore(saved)
+        raise AssertionError
+
+    whole, parts = answer(10**9), answer(every)
+    assert parts[:3] == whole[:3]
+    assert (whole[3], parts[3] > 3) == (0, True)
