@@ -19,7 +19,7 @@ from ._errors import MissingLibrary, ServingError, UsageError
 from ._ladder import Ladder
 from ._progress import Progress
 from ._systemd import UnitState
-from ._tiers import Ending, Options, Target, Tier
+from ._tiers import TIERS, Ending, Options, Target, Tier
 
 __all__ = ("Wait",)
 
@@ -128,7 +128,7 @@ class Wait:
             "msg": ending.msg,
             "tier_reached": self.reached,
             "tiers": [dict(vars(tier)) for tier in self.tiers],
-            "phase": self.progress.phase,
+            "phase": self._phase(ending),
             "percent": self.progress.percent,
             "movement": self.progress.movement(),
             "restarts": self.restarts,
@@ -137,6 +137,11 @@ class Wait:
             "unit_state": None if self.state is None else self.state.as_result(),
             "elapsed": round(self.deadline.elapsed, 3),
         }
+
+    def _phase(self, ending: Ending) -> str:
+        """What the log said last, unless a token has come since: the line that says so may be on its way yet."""
+        generates = ending.verdict == "ready" and self.reached == TIERS[-1]
+        return "started" if generates and self.progress.phase else self.progress.phase
 
     def observe(self) -> None:
         """Take in what moved since the last look."""

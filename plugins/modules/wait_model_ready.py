@@ -215,7 +215,9 @@ tiers:
       type: str
       sample: process 4711 of the unit listens
 phase:
-  description: What the engine is doing by its log, such as V(loading_weights), V(compiling) or V(capturing_graphs).
+  description:
+    - What the engine is doing by its log, such as V(loading_weights), V(compiling) or V(capturing_graphs).
+    - V(started) once a token came back, whatever the log said last; empty when the log was not read.
   type: str
   returned: always
   sample: loading_weights

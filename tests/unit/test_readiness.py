@@ -72,6 +72,16 @@ def test_a_growing_percentage_is_progress_and_is_shown() -> None:
     assert (found.wait.progress.percent, found.wait.progress.phase) == (60.0, "loading_weights")
 
 
+@pytest.mark.parametrize(("tier", "phase"), [("generation", "started"), ("model", "loading_weights")])
+def test_a_token_tells_more_than_the_last_line_of_the_log(tier: str, phase: str) -> None:
+    service = Service()
+    loading(service, 30)
+    service.lines = lambda now: ["Loading safetensors checkpoint shards: %d%% Completed" % now]
+    found = service.wait(tier=tier)
+    answer = found.wait.as_dict(found.ending)
+    assert (answer["verdict"], answer["phase"]) == ("ready", phase)
+
+
 def test_a_percentage_that_stands_still_is_no_movement() -> None:
     service = Service()
     loading(service, 9999)
