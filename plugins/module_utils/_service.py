@@ -164,8 +164,11 @@ def read_key(path: str) -> str:
     """The API key in a file that only root should read."""
     try:
         with open(path, encoding="utf-8") as handle:
-            return handle.read().strip()
+            key = handle.read().strip()
     except OSError as error:
         raise ServingError('the API key file "%s" cannot be read: %s' % (path, error.strerror)) from error
     except ValueError:
         raise ServingError('the API key file "%s" cannot be read: it does not hold text in UTF-8' % path) from None
+    if not key:
+        raise ServingError('the API key file "%s" cannot be used: it holds no key' % path)
+    return key

@@ -99,6 +99,11 @@ def test_a_key_file_that_cannot_be_used_is_one_sentence_without_its_content(tmp_
     with pytest.raises(ServingError) as caught:
         _service.read_key(str(path))
     assert caught.value.message == 'the API key file "%s" cannot be read: it does not hold text in UTF-8' % path
+    for nothing in ("", "\n", " \t\r\n"):
+        path.write_text(nothing, encoding="utf-8")
+        with pytest.raises(ServingError) as caught:
+            _service.read_key(str(path))
+        assert caught.value.message == 'the API key file "%s" cannot be used: it holds no key' % path
     path.write_text("sk-1\n", encoding="utf-8")
     assert _service.read_key(str(path)) == "sk-1"
 
