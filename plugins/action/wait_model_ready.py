@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shlex
+import signal
+import threading
 import time
 import typing as t
 
@@ -24,6 +27,7 @@ display = Display()
 HEARTBEAT = 60.0  # seconds after which a line is shown although nothing changed
 AGAIN = 1.0  # seconds between two tries to connect
 RECONNECT = 60.0
+PARENT = 5.0  # seconds between two looks at whether the controller still lives
 MACHINES = ("json", "jsonl", "oneline", "null", "junit")
 
 Result = t.Dict[str, t.Any]
@@ -53,12 +57,17 @@ class ActionModule(ActionBase):
     def _wait(self, variables: t.Dict[str, t.Any]) -> Result:
         screen = self._screen(variables)
         patience = _number(self._task.args.get("reconnect_timeout"), RECONNECT)
-        token, cap, parent = "", float("inf"), os.getppid()
+        parent = os.getppid()
+        with _bound_to(parent):
+            return self._slices(variables, screen, patience, parent)
+
+    def _slices(self, variables: t.Dict[str, t.Any], screen: Screen, patience: float, parent: int) -> Result:
+        token, cap, damaged, whole = "", float("inf"), 0, False
         self._greet()
         began = time.monotonic()
         lost: t.Optional[float] = None  # when that was seen
         while True:
-            request = _wait_request.request(time.monotonic() - began if token or screen.lost else 0.0, screen.on, token)
+            request = _wait_request.request(time.monotonic() - began, screen.on, token, whole)
             try:
                 result = t.cast(
                     Result,
@@ -77,15 +86,25 @@ class ActionModule(ActionBase):
                 continue
             lost = None
             screen.connected()
-            if not result.get("resume"):
+            if not result.get("resume") or whole:
                 return result
             if os.getppid() != parent:
                 raise AnsibleActionFail("the controller was killed: nobody waits for the answer any more")
-            token = str(result["resume"])
-            screen.show(result["live"])
-            cap = float(result["live"]["timeout"]) + patience
-            if time.monotonic() - began >= cap:
-                return result
+            live = _wait_request.live(result["resume"])
+            if live is None:
+                damaged += 1
+            else:
+                token, damaged = str(result["resume"]), 0
+                screen.show(live)
+                cap = float(live["timeout"]) + patience
+            # The last answer must be a whole one, whatever the clock of the host says; and where nothing can be handed
+            # from slice to slice, the wait is one call from where it stood.
+            whole = damaged > 1 or time.monotonic() - began >= cap
+            if damaged > 1:
+                display.warning(
+                    "%s: what the host hands on from slice to slice comes back damaged: nothing more is shown until "
+                    "the wait ends" % screen.name
+                )
 
     def _greet(self) -> None:
         """Reach the host once: one that cannot be reached to begin with is not waited for."""
@@ -112,7 +131,7 @@ class ActionModule(ActionBase):
         args = self._task.args
         host = str(self._task.delegate_to or variables.get("inventory_hostname") or "")
         shown = not self._task.no_log and bool(boolean(args.get("progress", True), strict=False))
-        return Screen("%s %s" % (host, _wait_text.subject(args)), shown)
+        return Screen(("%s %s" % (host, _wait_text.subject(args))).strip(), shown)
 
 
 class Screen:
@@ -154,6 +173,36 @@ def read_by_machine() -> bool:
     return str(constants.DEFAULT_STDOUT_CALLBACK).rpartition(".")[2] in MACHINES
 
 
+@contextlib.contextmanager
+def _bound_to(parent: int, every: float = PARENT) -> t.Iterator[None]:
+    """End this process soon after its parent was killed.
+
+    The host keeps the lease as long as somebody listens to the slice, and nobody reads what would be heard now.
+    """
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(every):
+            if os.getppid() != parent:
+                _end()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+def _end() -> t.NoReturn:
+    """End this process and what holds its connections."""
+    for path in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError), open(path, encoding="ascii") as stream:
+            for pid in stream.read().split():
+                with contextlib.suppress(OSError):
+                    os.kill(int(pid), signal.SIGTERM)
+    os._exit(1)
+
+
 def _number(value: t.Any, default: float) -> float:
     """A number as the module will take it, which also says what is wrong with one that it is not."""
     try:
@@ -164,8 +213,7 @@ def _number(value: t.Any, default: float) -> float:
 
 def _cleaned(result: Result) -> Result:
     """The result of the whole wait, without what the slices needed."""
-    for name in ("resume", "live"):
-        result.pop(name, None)
+    result.pop("resume", None)
     invocation = result.get("invocation")
     if isinstance(invocation, dict) and isinstance(invocation.get("module_args"), dict):
         invocation["module_args"].pop("resume", None)

@@ -4,8 +4,9 @@
 
 """A long wait in slices: when a slice ends, and what the next one must know.
 
-The controller shows what a slice found and asks for the next. It hands on, unread, the token that the slice gave it,
-and counts the time by its own clock for the case that the token is of no use any more: the host was booted anew.
+The controller shows what a slice found and asks for the next. It hands on the token that the slice gave it, of which it
+reads where the wait stands alone, and counts the time by its own clock for the case that the token is of no use any
+more: the host was booted anew.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ._readiness import Wait
 
 __all__ = ("Slice", "boot_id")
 
-FORMAT = 1
+FORMAT = 2
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Seconds that a change stands before it ends a slice. Readiness ends it at once, and near the end of a load it is
 # better not to be between two slices.
@@ -54,14 +55,16 @@ class Slice:
         """``make`` a wait that began at a moment; ``what`` is all that must be the same for a token to be of use."""
         self.clock, self._boot, self._what = clock, boot, list(what)
         self._began, self._changed = clock.monotonic(), float("inf")
-        self._lively = ask.lively
+        self._lively, self._whole = ask.lively, ask.whole
         self._cost = time.process_time() + UNSEEN  # what it took to come here
         token = ask.token
         fits = [token.get("format"), token.get("boot"), token.get("what")] == [FORMAT, boot, self._what]
         self._shown: t.Optional[t.List[t.Any]] = None
         if fits:
             with contextlib.suppress(KeyError, TypeError, ValueError, IndexError, AttributeError):
-                self.wait = make(float(token["wait"]["start"]))
+                start = float(token["wait"]["start"])
+                # Who asks for all that is left may have seen more time go by than the clock of this host has counted.
+                self.wait = make(min(start, self._began - ask.elapsed) if ask.whole else start)
                 self.wait.restore(token["wait"])
                 self._shown = token["shown"]
                 return
@@ -69,6 +72,8 @@ class Slice:
 
     def __call__(self) -> bool:
         """Whether the slice has lasted long enough, or has something to tell."""
+        if self._whole:
+            return False
         now = self.clock.monotonic()
         age = now - self._began
         if age >= LONGEST:
@@ -89,11 +94,13 @@ class Slice:
 
     def token(self) -> str:
         """What the next slice needs."""
+        live = self.wait.live()
         content = {
             "format": FORMAT,
             "boot": self._boot,
             "what": self._what,
             "wait": self.wait.save(),
-            "shown": _wait_text.key(self.wait.live()) if self._lively else None,
+            "live": live,
+            "shown": _wait_text.key(live) if self._lively else None,
         }
         return _wait_request.pack(content)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import typing as t
 
 __all__ = ("changed", "key", "line", "lines", "span", "stage", "subject")
@@ -29,7 +30,13 @@ def subject(params: t.Mapping[str, t.Any]) -> str:
     """What a line calls that which is waited for."""
     unit = str(params.get("unit") or "")
     unit = unit[: -len(".service")] if unit.endswith(".service") else unit
-    return str(params.get("service") or unit or params.get("url") or "")
+    return str(params.get("service") or unit or _address(str(params.get("url") or "")))
+
+
+def _address(url: str) -> str:
+    """A URL without what may be a secret in it. The host refuses one with a user or a query, but it is asked later."""
+    # A password may hold any character, so where it ends cannot be told.
+    return "" if "@" in url else re.split("[?#]", url, maxsplit=1)[0]
 
 
 def span(seconds: float) -> str:

@@ -36,7 +36,6 @@ FILL = {
 }
 OF_UNIT = ("unit", "listener")  # tiers that only a unit can be judged by
 MOST_HOLDERS = 16
-RENEWING = 20.0  # seconds of a slice in which the lease is renewed
 HOLDERS_LIMIT = 5.0  # seconds to ask who holds the GPUs
 
 
@@ -84,7 +83,8 @@ def plan(params: Params) -> Plan:
         log_path=params["log_path"],
         gpus=params["gpus"],
     )
-    if unit and url:
+    # The first slice has looked, and what goes on from it has the addresses: names may be hard to resolve meanwhile.
+    if unit and url and not _wait_request.goes_on(params.get("resume")):
         target.check_here()
     return Plan(target, profile, options, params["gpus"])
 
@@ -170,14 +170,11 @@ def run(
 def _slice(
     planned: Plan, params: Params, tick: t.Callable[[], None], warn: t.Callable[[str], None], clock: Clock
 ) -> t.Dict[str, t.Any]:
-    begun = clock.monotonic()
-
     def keep() -> None:
         # A lease outlives its renewal by a minute, and a controller that was killed must not hold it for much longer.
-        if clock.monotonic() - begun < RENEWING:
-            tick()
         if _unheard():
             raise ServingError("nobody waits for the answer any more")
+        tick()
 
     ask = _wait_request.asked(params["resume"])
     part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, _wait_state.boot_id(), clock)
@@ -190,7 +187,6 @@ def _slice(
     return {
         "verdict": "progressing",
         "msg": "the wait goes on",
-        "live": part.wait.live(),
         "resume": part.token(),
     }
 

@@ -11,7 +11,13 @@ import typing as t
 
 import pytest
 from ansible.module_utils import basic
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _service, _site
+from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _ansible,
+    _lease,
+    _service,
+    _site,
+    _wait_request,
+)
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 
 Body = t.Callable[[_ansible.Context], _ansible.Result]
@@ -134,6 +140,31 @@ def test_a_key_from_the_definition_is_never_printed(
     code, result = run(body, spec, fill={"url": "url"}, arguments={"service": "qwen"})
     assert (code, seen) == (0, ["sk-secret-1234"])
     assert "sk-secret-1234" not in json.dumps(result)
+
+
+def test_an_empty_key_file_garbles_no_answer(run: t.Any, tmp_path: t.Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text("\n", encoding="utf-8")
+    definition = {"name": "qwen", "api_key_file": str(tmp_path / "key")}
+    (tmp_path / "qwen.json").write_text(json.dumps(definition), encoding="utf-8")
+    real = _service.fill
+    monkeypatch.setattr(_service, "fill", lambda params, mapping: real(params, mapping, str(tmp_path)))
+    spec = dict(_ansible.service_spec(), **_ansible.http_spec())
+    code, result = run(lambda ctx: {"verdict": "ok"}, spec, fill={"url": "url"}, arguments={"service": "qwen"})
+    assert (code, result["verdict"]) == (1, "error")
+    assert result["msg"] == 'the API key file "%s" cannot be used: it holds no key' % (tmp_path / "key")
+
+
+@pytest.mark.parametrize("value", ["1", "e", "s", ":", "=", "/", "u", "E", "0", "00", "progressing", "\u00e9", "D800"])
+def test_no_header_damages_the_token_of_a_slice(run: t.Any, value: str) -> None:
+    content = {"live": {"timeout": 1800.0, "phase": "e"}, "wait": {"looks": 1, "words": [value, "é", "x" * 999]}}
+
+    def body(ctx: _ansible.Context) -> _ansible.Result:
+        return {"verdict": "progressing", "msg": "the wait goes on", "resume": _wait_request.pack(content)}
+
+    arguments = {"headers": {"X-Priority": value}, "api_key": value * 2}
+    _code, result = run(body, dict(_ansible.http_spec()), arguments=arguments)
+    assert _wait_request.live(result["resume"]) == content["live"]
+    assert _wait_request.asked(_wait_request.request(8.0, True, result["resume"])).token == content
 
 
 def test_a_change_under_another_runs_lease_is_refused_and_not_begun(run: t.Any) -> None:

@@ -6,12 +6,18 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import subprocess
+import threading
 import types
 import typing as t
 
 import pytest
 from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible_collections.gpuops.serving.plugins.action import wait_model_ready as action
+from ansible_collections.gpuops.serving.plugins.module_utils import _wait_request
 
 LIVE = {
     "phase": "loading_weights",
@@ -29,7 +35,14 @@ READY = {"verdict": "ready", "ok": True, "invocation": {"module_args": {"unit": 
 
 
 def slice_of(token: str, **live: t.Any) -> t.Dict[str, t.Any]:
-    return {"failed": True, "verdict": "progressing", "resume": token, "live": {**LIVE, **live}}
+    packed = _wait_request.pack({"token": token, "live": {**LIVE, **live}})
+    return {"failed": True, "verdict": "progressing", "resume": packed}
+
+
+def readable(request: str) -> str:
+    """What a slice was asked for, with the name of its token in the place of the token."""
+    head, _colon, token = request.rpartition(":")
+    return "%s:%s" % (head, _wait_request.asked(request).token["token"] if token else "")
 
 
 class Shell:
@@ -74,7 +87,8 @@ class Controller:
         monkeypatch.setattr(action, "time", clock)
         real = action.Screen
         monkeypatch.setattr(action, "Screen", lambda name, on: real(name, on, clock.monotonic))
-        monkeypatch.setattr(action, "display", types.SimpleNamespace(display=self.show))
+        self.warned: t.List[str] = []
+        monkeypatch.setattr(action, "display", types.SimpleNamespace(display=self.show, warning=self.warned.append))
         monkeypatch.setattr(action, "read_by_machine", lambda: False)
 
     def sleep(self, seconds: float) -> None:
@@ -100,7 +114,7 @@ class Controller:
 
     @property
     def asked(self) -> t.List[str]:
-        return [args["resume"] for args, _wrap in self.calls]
+        return [readable(args["resume"]) for args, _wrap in self.calls]
 
 
 def test_a_wait_goes_from_slice_to_slice_and_answers_without_what_they_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,9 +220,62 @@ def test_a_folder_that_went_with_a_reboot_is_not_counted_on(
 
 
 def test_a_host_whose_clock_stands_still_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = Controller(monkeypatch, *[(50, slice_of("t", timeout=100.0)) for _ in range(9)], reconnect_timeout=20)
-    assert it.run()["verdict"] == "progressing"
-    assert it.now - 1000 == 150
+    slices = [(50, slice_of("t", timeout=100.0)) for _ in range(3)]
+    answer = {"verdict": "progressing", "tiers": [], "cause": None}
+    it = Controller(monkeypatch, *slices, (1, dict(answer)), reconnect_timeout=20)
+    # What a slice tells is no answer: the last call is asked for one.
+    assert it.run() == answer
+    assert it.asked[2:] == ["gpuops-wait:100.000:1:t", "gpuops-wait:150.000:whole:t"]
+    assert it.now - 1000 == 151
+
+
+def test_the_last_call_is_not_made_again_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, (120, slice_of("t", timeout=100.0)), (9, LOST), reconnect_timeout=20)
+    with pytest.raises(AnsibleConnectionFailure):
+        it.run()
+
+
+@pytest.mark.parametrize("damage", ["********", "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER", "cut", "other"])
+def test_a_damaged_token_is_asked_for_once_more_and_then_the_wait_is_one_call(
+    monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    bad = slice_of("t2")
+    sent = bad["resume"]
+    bad["resume"] = {"cut": sent[:-2], "other": sent[:9] + chr(ord(sent[9]) ^ 1) + sent[10:]}.get(damage, damage)
+    slices = [slice_of("t1"), bad, slice_of("t3"), bad, bad]
+    it = Controller(monkeypatch, *[(8, part) for part in slices], (8, dict(READY)))
+    assert it.run()["verdict"] == "ready"
+    assert it.asked[1:] == [
+        "gpuops-wait:8.000:1:t1",
+        "gpuops-wait:16.000:1:t1",
+        "gpuops-wait:24.000:1:t3",
+        "gpuops-wait:32.000:1:t3",
+        "gpuops-wait:40.000:whole:t3",
+    ]
+    assert it.warned == [
+        "gpu03 qwen: what the host hands on from slice to slice comes back damaged: nothing more is shown until the "
+        "wait ends"
+    ]
+
+
+def test_a_wait_whose_first_token_is_damaged_counts_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = {"failed": True, "verdict": "progressing", "resume": "********"}
+    it = Controller(monkeypatch, (8, bad), (8, bad), (8, dict(READY)))
+    it.run()
+    assert it.asked == ["gpuops-wait:0.000:1:", "gpuops-wait:8.000:1:", "gpuops-wait:16.000:whole:"]
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://ops:hunter2@127.0.0.1:8000", "gpu03"),
+        ("http://127.0.0.1:8000?key=hunter2", "gpu03 http://127.0.0.1:8000"),
+    ],
+)
+def test_no_password_is_shown_in_what_is_waited_for(monkeypatch: pytest.MonkeyPatch, url: str, name: str) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (3, dict(READY)), unit=None, url=url)
+    it.run()
+    assert it.shown == [name + ": loading weights 10 % · 512 MiB · 5 s, moved 1 s ago"]
 
 
 def test_the_wait_ends_when_the_controller_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +284,40 @@ def test_the_wait_ends_when_the_controller_was_killed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(action.os, "getppid", lambda: next(parents))
     with pytest.raises(AnsibleActionFail):
         it.run()
+
+
+def test_a_worker_whose_controller_was_killed_ends_with_its_connection() -> None:
+    reader, writer = os.pipe()
+    told, tell = os.pipe()
+    controller = os.fork()
+    if controller == 0:
+        try:
+            parent = os.getpid()
+            if os.fork() == 0:
+                with action._bound_to(parent, every=0.01):
+                    subprocess.Popen(["sleep", "60"], pass_fds=[writer])
+                    os.write(writer, b"began")
+                    os.write(tell, b"x")
+                    signal.pause()
+            os.close(tell)
+            os.read(told, 1)
+        finally:
+            os._exit(0)
+    for end in (writer, told, tell):
+        os.close(end)
+    os.waitpid(controller, 0)
+    with open(reader, "rb") as stream:
+        poller = select.poll()
+        poller.register(stream, 0)
+        assert poller.poll(20000)
+        # Both held it open: the worker, and the connection that it had made.
+        assert stream.read() == b"began"
+
+
+def test_a_worker_whose_controller_lives_goes_on() -> None:
+    with action._bound_to(os.getppid(), every=0.001):
+        watching = threading.active_count()
+    assert watching > 1
 
 
 def test_the_words_of_the_slices_are_the_controllers_alone(monkeypatch: pytest.MonkeyPatch) -> None:

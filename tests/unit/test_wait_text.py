@@ -97,6 +97,12 @@ def test_standing_still_is_told_long_before_it_is_a_stall(stall: float, quiet: f
         ({"service": None, "unit": "vllm.service", "url": "u"}, "vllm"),
         ({"unit": "vllm.scope"}, "vllm.scope"),
         ({"url": "http://gpu:8000"}, "http://gpu:8000"),
+        # A secret in it is refused by the host, which is asked later.
+        ({"url": "http://gpu:8000/v1?key=hunter2"}, "http://gpu:8000/v1"),
+        ({"url": "http://gpu:8000/v1#hunter2"}, "http://gpu:8000/v1"),
+        ({"url": "http://ops:hunter2@gpu:8000"}, ""),
+        ({"url": "ops:hun?ter2@gpu:8000"}, ""),
+        ({"url": "http://gpu/?key=a@hunter2"}, ""),
         ({}, ""),
     ],
 )

@@ -22,6 +22,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _waiting,
 )
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_device import Device, Holder, Identity
 from service import Service, changed, loading
 
@@ -191,29 +192,80 @@ def test_the_slices_tell_where_it_stands_and_the_last_one_answers(planned: Plann
         assert found["verdict"] == "progressing"
         assert planned.warned == []
         token = found["resume"]
-        seen.append((round(planned.service.clock.now - began), found["live"]["missing"], found["live"]["timeout"]))
+        live = _wait_request.live(token)
+        assert live is not None
+        seen.append((round(planned.service.clock.now - began), live["missing"], live["timeout"]))
     assert seen == [(1, "listener", 600.0), (55, "listener", 600.0), (55, "listener", 600.0)]
     assert found["verdict"] == "ready"
     assert found["elapsed"] == pytest.approx(130, abs=0.5)
     assert planned.warned == ["the journal cannot be read"]
 
 
-def test_the_lease_is_renewed_at_the_beginning_of_a_slice(planned: Planned) -> None:
-    loading(planned.service, 500)
+@pytest.mark.parametrize("attempts", [False, True])
+def test_the_lease_is_renewed_as_long_as_a_slice_lasts(planned: Planned, attempts: bool) -> None:
     planned.service.cpu = lambda now: now
-    token, renewed = "", []
-    for _ in range(3):
+    if attempts:
+        # Each takes all its time, and nobody is asked meanwhile whether the slice is to end.
+        planned.service.token = lambda now: Side("wedged", error="no answer within 60 s")
+    else:
+        loading(planned.service, 500)
+    token, renewed, slices = "", [0.0], 0
+    while planned.service.clock.now < 400:
         began = planned.service.clock.now
         found = _waiting.run(
             {**GIVEN, "timeout": 600.0, "resume": _wait_request.request(began, False, token)},
             tick=lambda: renewed.append(planned.service.clock.now),
             clock=planned.service.clock,
         )
-        token = found["resume"]
-    gaps = [after - before for before, after in zip(renewed, renewed[1:])]
-    # Never as long as the lease lasts, and so short that a killed controller does not hold it for long.
-    assert 30 < max(gaps) < 45
-    assert planned.service.clock.now - renewed[-1] > 30
+        token, slices = found["resume"], slices + 1
+    renewed.append(planned.service.clock.now)
+    assert slices > 2
+    assert max(after - before for before, after in zip(renewed, renewed[1:])) <= 20
+
+
+def test_a_slice_that_nobody_waits_for_renews_no_lease(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    loading(planned.service, 30)
+    monkeypatch.setattr(_waiting, "_unheard", lambda: planned.service.clock.now > 5)
+    renewed: t.List[float] = []
+    with pytest.raises(ServingError):
+        _waiting.run(
+            {**GIVEN, "timeout": 600.0, "resume": _wait_request.request(0.0, False)},
+            tick=lambda: renewed.append(planned.service.clock.now),
+            clock=planned.service.clock,
+        )
+    assert 4 < max(renewed) <= 5
+
+
+def test_all_that_is_left_of_a_wait_is_one_call(planned: Planned) -> None:
+    loading(planned.service, 130)
+    planned.service.cpu = lambda now: now
+    token = planned.run(resume=_wait_request.request(0.0, True))["resume"]
+    planned.service.clock.now = 40.0
+    found = planned.run(resume=_wait_request.request(40.0, True, token, whole=True))
+    assert (found["verdict"], found["elapsed"]) == ("ready", pytest.approx(130, abs=0.5))
+    assert [tier["reached"] for tier in found["tiers"]] == [True] * 5
+
+
+def test_a_call_for_the_rest_after_the_time_is_over_answers_at_once(planned: Planned) -> None:
+    loading(planned.service, 130)
+    planned.service.cpu = lambda now: now
+    token = planned.run(resume=_wait_request.request(0.0, True))["resume"]
+    # The host was halted for a while, and its clock with it.
+    found = planned.run(resume=_wait_request.request(661.0, True, token, whole=True))
+    assert (found["verdict"], found["elapsed"]) == ("progressing", pytest.approx(662, abs=2))
+    assert "cpu" in found["movement"]
+    assert planned.service.clock.now < 5
+
+
+def test_a_name_is_resolved_in_the_first_slice_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: t.List[str] = []
+    monkeypatch.setattr(_selection, "mark_of", lambda *_words: None)
+    monkeypatch.setattr(_target.HostTarget, "check_here", lambda self: asked.append(self.url))
+    _waiting.plan(GIVEN)
+    _waiting.plan({**GIVEN, "resume": _wait_request.request(0.0, True)})
+    assert asked == [GIVEN["url"]] * 2
+    _waiting.plan({**GIVEN, "resume": _wait_request.request(8.0, True, _wait_request.pack({}))})
+    assert asked == [GIVEN["url"]] * 2
 
 
 def test_check_mode_looks_once_whatever_is_asked(planned: Planned) -> None:
