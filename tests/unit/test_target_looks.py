@@ -212,26 +212,26 @@ def started(seconds_ago: float) -> t.Dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("fields", "own"),
+    ("fields", "ago", "own"),
     [
-        ({"active_state": "failed", "sub_state": "failed", "main_pid": 0, "raw": started(5)}, True),
-        ({"active_state": "inactive", "sub_state": "dead", "main_pid": 0, "raw": started(5)}, True),
+        ({"active_state": "failed", "sub_state": "failed", "main_pid": 0}, 5, True),
+        ({"active_state": "inactive", "sub_state": "dead", "main_pid": 0}, 5, True),
         # It runs: nobody can tell which of these lines are older than what it does now.
-        ({"raw": started(5)}, False),
-        ({"active_state": "failed", "main_pid": 0, "job": 7, "raw": started(5)}, False),
+        ({}, 5, False),
+        ({"active_state": "failed", "main_pid": 0, "job": 7}, 5, False),
         # Nobody has written since it was started last, or it never was.
-        ({"active_state": "failed", "main_pid": 0, "raw": started(-60)}, False),
-        ({"active_state": "failed", "main_pid": 0}, False),
+        ({"active_state": "failed", "main_pid": 0}, -60, False),
+        ({"active_state": "failed", "main_pid": 0}, None, False),
     ],
 )
 def test_what_a_unit_that_was_dead_at_the_first_look_wrote_to_its_log_file_is_its_own(
-    tmp_path: pathlib.Path, fields: t.Dict[str, t.Any], own: bool
+    tmp_path: pathlib.Path, fields: t.Dict[str, t.Any], ago: t.Optional[float], own: bool
 ) -> None:
     path = tmp_path / "log"
     path.write_text("".join("line %d\n" % number for number in range(500)))
     one = target(log_path=str(path))
     one._journal = Journal()  # type: ignore[assignment]
-    found = one.log(state(**fields))
+    found = one.log(state(**fields, raw={} if ago is None else started(ago)))
     assert [line for line, _own in found] == ["line %d" % number for number in range(500)]
     assert [line for line, is_own in found if is_own] == (["line %d" % n for n in range(400, 500)] if own else [])
     one.close()
