@@ -179,26 +179,24 @@ class Ladder:
         watch: t.Callable[[], None],
         unit: t.Callable[[], t.Optional[Ending]],
     ) -> t.Optional[Ending]:
-        """Try the tiers above the unit, lowest first. ``unit`` looks at the unit once more after a token."""
+        """Try the tiers above the unit, lowest first. ``unit`` looks at the unit once more before the end of it all:
+
+        what was seen of a life that is over, or about to be, proves nothing.
+        """
         self._windowed = state is not None and not state.between_lives
         for tier in self.tiers[1:]:
             if tier.reached is False:
-                ending = self._step(tier.name, state, watch, unit)
+                ending = self._step(tier.name, state, watch)
                 if ending is not None:
                     return ending
             if tier.reached is False:
                 return None
-        if self.missing is not None:
-            return None
+        ending = unit() if self.missing is None else None
+        if ending is not None or self.missing is not None:
+            return ending
         return Ending("ready", 'the service is ready: the tier "%s" is reached' % self.options.tier)
 
-    def _step(
-        self,
-        name: str,
-        state: t.Optional[UnitState],
-        watch: t.Callable[[], None],
-        unit: t.Callable[[], t.Optional[Ending]],
-    ) -> t.Optional[Ending]:
+    def _step(self, name: str, state: t.Optional[UnitState], watch: t.Callable[[], None]) -> t.Optional[Ending]:
         if name == "listener":
             assert state is not None
             return self._listener(state)
@@ -206,7 +204,7 @@ class Ladder:
             return self._health()
         if name == "model":
             return self._models()
-        return self._generation(watch, unit)
+        return self._generation(watch)
 
     def _listener(self, state: UnitState) -> t.Optional[Ending]:
         self._heard = self.target.knock()
@@ -284,14 +282,13 @@ class Ladder:
         self.mark("model", True, 'lists "%s"' % self.model)
         return None
 
-    def _generation(self, watch: t.Callable[[], None], unit: t.Callable[[], t.Optional[Ending]]) -> t.Optional[Ending]:
+    def _generation(self, watch: t.Callable[[], None]) -> t.Optional[Ending]:
         clock, limit = self.deadline.clock, max(0.1, self.deadline.clamp(self.options.generation_timeout))
         began = clock.monotonic()
         side = self.side = self._attempt(limit, watch)
         if side.verdict in ("ok", "slow"):
             self.mark("generation", True, "a token after %.2f s" % (side.ttft or 0.0))
-            # A token from a life that ended meanwhile proves nothing about this one.
-            return unit()
+            return None
         self.mark("generation", False, "%s: %s" % (side.verdict, side.error))
         if side.verdict in ("auth_error", "wrong_model"):
             verdict = "auth_error" if side.verdict == "auth_error" else "wrong_server"

@@ -228,7 +228,7 @@ class Wait:
 
         ending = self._unit()
         if ending is None:
-            ending = self.ladder.climb(self.state, watch, lambda: None if self.state is None else self._unit())
+            ending = self.ladder.climb(self.state, watch, lambda: None if self.state is None else self._unit(now=True))
         # A service that is ready at the first look is not read up on: nobody asks how it got there.
         self._looks += 1
         if ending is None or ending.verdict != "ready" or self._looks > 1:
@@ -241,8 +241,8 @@ class Wait:
 
     # The unit
 
-    def _unit(self) -> t.Optional[Ending]:
-        state, before = self.target.unit(), self.state
+    def _unit(self, now: bool = False) -> t.Optional[Ending]:
+        state, before = self.target.unit(now), self.state
         if state is None:
             self.ladder.without_unit()
             return None

@@ -83,16 +83,19 @@ class HostTarget:
 
     # The unit
 
-    def unit(self) -> t.Optional[_systemd.UnitState]:
-        """What systemd says. A unit that ran a moment ago, and whose main process lives, still runs."""
+    def unit(self, now: bool = False) -> t.Optional[_systemd.UnitState]:
+        """What systemd says. A unit that ran a moment ago, and whose main process lives, still runs.
+
+        It may be about to be stopped all the same, so ``now`` asks anew.
+        """
         if self.name is None:
             return None
-        now = time.monotonic()
-        young = self._state is not None and now - self._state_at < UNIT_AGE
+        at = time.monotonic()
+        young = self._state is not None and at - self._state_at < UNIT_AGE and not now
         if young and self._main is not None and _processes.alive(self._main):
             return self._state
         state = self._state = _systemd.show(self.name)
-        self._state_at, self._main = now, None
+        self._state_at, self._main = at, None
         if state.active_state == "active" and state.sub_state == "running" and not state.job and state.main_pid:
             found = _processes.Table.of([state.main_pid]).get(state.main_pid)
             self._main = found.ref if found is not None else None

@@ -39,8 +39,8 @@ class Target(t.Protocol):
     # What could not be seen, each said once.
     warnings: t.List[str]
 
-    def unit(self) -> t.Optional[UnitState]:
-        """The state of the unit, or None when there is only a URL."""
+    def unit(self, now: bool = False) -> t.Optional[UnitState]:
+        """The state of the unit, or None when there is only a URL; ``now`` takes none that was asked for before."""
 
     def activity(self, state: UnitState) -> Activity:
         """What the owned processes have used; also remembers which they are."""

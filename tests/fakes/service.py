@@ -59,7 +59,7 @@ class Service:
         self.listener_looks = 0
         self.warnings: t.List[str] = []
 
-    def unit(self) -> t.Optional[UnitState]:
+    def unit(self, now: bool = False) -> t.Optional[UnitState]:
         return self.state(self.clock.now)
 
     def activity(self, state: UnitState) -> Activity:

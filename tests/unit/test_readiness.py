@@ -29,6 +29,25 @@ def test_a_healthy_service_is_ready_at_once() -> None:
     ]
 
 
+@pytest.mark.parametrize("tier", ["listener", "generation"])
+def test_a_unit_that_somebody_stops_at_that_moment_is_not_ready(tier: str) -> None:
+    """It answers while it winds up, so what was seen proves nothing any more."""
+    service = Service()
+    asked: t.List[bool] = []
+
+    def unit(now: bool = False) -> UnitState:
+        asked.append(now)
+        stopping = changed(active_state="deactivating", sub_state="stop-sigterm")
+        gone = changed(active_state="inactive", sub_state="dead", main_pid=0)
+        return ACTIVE if True not in asked else stopping if service.clock.now < 20 else gone
+
+    service.unit = unit  # type: ignore[method-assign]
+    found = service.wait(tier=tier)
+    assert found.verdict == "dead"
+    assert 20 <= found.seconds < 22
+    assert asked[:2] == [False, True]
+
+
 def test_a_lower_tier_asks_for_no_token() -> None:
     service = Service()
     assert service.wait(tier="health").wait.reached == "health"

@@ -70,6 +70,16 @@ def test_a_unit_whose_main_process_lives_is_asked_about_now_and_then(monkeypatch
     assert systemd.asked == 2
 
 
+def test_what_a_verdict_rests_on_is_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    systemd = Systemd(monkeypatch, state())
+    one = target()
+    one.unit()
+    systemd.now = state(active_state="deactivating", sub_state="stop-sigterm")
+    assert one.unit() != systemd.now
+    assert one.unit(now=True) == systemd.now
+    assert systemd.asked == 2
+
+
 def test_the_death_of_the_main_process_is_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         systemd = Systemd(monkeypatch, state(main_pid=child.pid))
