@@ -16,8 +16,8 @@ import pytest
 OUTSIDE = "GPUOPS_TEST_OUTSIDE"
 
 
-def run(cases: pathlib.Path, folder: pathlib.Path, timeout: float) -> None:
-    """Run the tests of one file, of which none may fail or be skipped."""
+def run(cases: pathlib.Path, folder: pathlib.Path, timeout: float) -> tuple[int, str]:
+    """Run the tests of one file; the exit status and what pytest said."""
     # --kill-child: whatever the cases leave ends with the namespace.
     namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     # A shell as process 1, since it collects orphans as an init does.
@@ -32,9 +32,7 @@ def run(cases: pathlib.Path, folder: pathlib.Path, timeout: float) -> None:
         timeout=timeout,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    assert "passed" in done.stdout
-    assert "skipped" not in done.stdout
+    return done.returncode, done.stdout
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -18,4 +18,7 @@ import pytest
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed")
 @pytest.mark.parametrize("cases", ["stop_cases.py", "stop_gpu_cases.py"])
 def test_they_are_stopped_and_nobody_else(tmp_path: pathlib.Path, cases: str) -> None:
-    confined.run(pathlib.Path(__file__).parent / cases, tmp_path / "cases", 300)
+    status, said = confined.run(pathlib.Path(__file__).parent / cases, tmp_path / "cases", 300)
+    assert status == 0, said
+    assert "passed" in said
+    assert "skipped" not in said
