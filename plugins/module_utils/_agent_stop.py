@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import typing as t
 
-from . import _agent_gpu, _lease, _service, _stop_text, _stopping, _verdicts
-from ._errors import ServingError, UsageError
+from . import _agent_answer, _agent_gpu, _lease, _service, _stop_text, _stopping
 
 __all__ = ["add", "run"]
 
@@ -73,25 +71,13 @@ def add(commands: t.Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    warnings: t.List[str] = []
-    try:
-        params = _service.fill({**vars(arguments)}, _stopping.FILL)
-        result = _stop(params, warnings.append)
-    except UsageError as error:
-        if arguments.json:
-            _print_json({**error.result, "msg": error.message, "verdict": "error"}, warnings)
-        raise
-    except ServingError as error:
-        result = {"verdict": "error", **error.result, "msg": error.message}
-    if arguments.json:
-        _print_json(result, warnings)
-    else:
-        for line in _stop_text.lines(result, arguments.plan):
-            print(line)
-        print("%s: %s" % (_word(result, arguments.plan), result["msg"]))
-        for text in warnings:
-            print("gpuops: warning: %s" % text, file=sys.stderr)
-    return _verdicts.lookup(result["verdict"]).exit_code
+    def work(warn: t.Callable[[str], None]) -> t.Dict[str, t.Any]:
+        return _stop(_service.fill({**vars(arguments)}, _stopping.FILL), warn)
+
+    def lines(result: t.Mapping[str, t.Any]) -> t.Iterable[str]:
+        return _stop_text.lines(result, arguments.plan)
+
+    return _agent_answer.tell(work, arguments.json, lines, lambda result: _word(result, arguments.plan))
 
 
 def _stop(params: t.Dict[str, t.Any], warn: t.Callable[[str], None]) -> t.Dict[str, t.Any]:
@@ -105,11 +91,6 @@ def _stop(params: t.Dict[str, t.Any], warn: t.Callable[[str], None]) -> t.Dict[s
 
 def _word(result: t.Mapping[str, t.Any], plan: bool) -> str:
     return "plan" if plan and result["verdict"] == "stopped" else str(result["verdict"])
-
-
-def _print_json(result: t.Mapping[str, t.Any], warnings: t.Sequence[str]) -> None:
-    verdict = _verdicts.lookup(result["verdict"])
-    print(json.dumps({"changed": False, "ok": verdict.ok, **result, "warnings": list(warnings)}))
 
 
 class _Progress:

@@ -14,15 +14,7 @@ import sys
 import time
 import typing as t
 
-from . import (
-    _agent_gpu,
-    _engines,
-    _service,
-    _site,  # noqa: F401
-    _verdicts,
-    _wait_text,
-)
-from ._errors import ServingError, UsageError
+from . import _agent_answer, _agent_gpu, _engines, _service, _wait_text
 from ._tiers import TIERS
 
 if t.TYPE_CHECKING:
@@ -83,24 +75,7 @@ def add(commands: t.Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    warnings: t.List[str] = []
-    try:
-        result = _wait(arguments, warnings.append)
-    except UsageError as error:
-        if arguments.json:
-            _print_json({**error.result, "msg": error.message, "verdict": "error"}, warnings)
-        raise
-    except ServingError as error:
-        result = {"verdict": "error", **error.result, "msg": error.message}
-    if arguments.json:
-        _print_json(result, warnings)
-    else:
-        for line in _wait_text.lines(result):
-            print(line)
-        print("%s: %s" % (result["verdict"], result["msg"]))
-        for text in warnings:
-            print("gpuops: warning: %s" % text, file=sys.stderr)
-    return _verdicts.lookup(result["verdict"]).exit_code
+    return _agent_answer.tell(lambda warn: _wait(arguments, warn), arguments.json, _wait_text.lines)
 
 
 def _wait(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dict[str, t.Any]:
@@ -117,11 +92,6 @@ def _wait(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dic
         if params["progress"] and not params["check"]:
             watch = opened.enter_context(_progress(_wait_text.subject(params)))
         return _waiting.run(params, check_mode=params["check"], warn=warn, watch=watch)
-
-
-def _print_json(result: t.Mapping[str, t.Any], warnings: t.Sequence[str]) -> None:
-    verdict = _verdicts.lookup(result["verdict"])
-    print(json.dumps({"changed": False, "ok": verdict.ok, **result, "warnings": list(warnings)}))
 
 
 def _mapping(text: str) -> t.Dict[str, t.Any]:

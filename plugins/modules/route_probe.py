@@ -26,6 +26,7 @@ extends_documentation_fragment:
   - gpuops.serving._attributes
   - gpuops.serving._service
   - gpuops.serving._http
+  - gpuops.serving._profile
 options:
   url:
     description:
@@ -43,12 +44,6 @@ options:
       - Default is that of O(service), else V(openai), which fits any server that answers like OpenAI.
     type: str
     choices: [llama_cpp, vllm, sglang, ovms, triton, tgi, ollama, openai]
-  profile:
-    description:
-      - What this engine does otherwise than its profile says, as a mapping of fields to values; see the page
-        C(docs/engines.md).
-      - Default is that of O(service).
-    type: dict
   model:
     description:
       - The model to ask, which must also be the one that answers. What stands before the last slash is not compared.

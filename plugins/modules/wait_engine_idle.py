@@ -23,6 +23,7 @@ extends_documentation_fragment:
   - gpuops.serving._attributes
   - gpuops.serving._service
   - gpuops.serving._http
+  - gpuops.serving._profile
 options:
   url:
     description:
@@ -39,12 +40,6 @@ options:
         backend of the model does.
     type: str
     choices: [llama_cpp, vllm, sglang, ovms, triton, tgi, ollama, openai]
-  profile:
-    description:
-      - What this engine does otherwise than its profile says, as a mapping of fields to values; see the page
-        C(docs/engines.md).
-      - Default is that of O(service).
-    type: dict
   timeout:
     description:
       - Seconds to wait. V(0) means one look, and a second one to confirm it.

@@ -36,6 +36,7 @@ extends_documentation_fragment:
   - gpuops.serving._attributes
   - gpuops.serving._service
   - gpuops.serving._http
+  - gpuops.serving._profile
 options:
   unit:
     description:
@@ -54,12 +55,6 @@ options:
     description: The profile of the engine. Default is that of O(service), else V(openai).
     type: str
     choices: [llama_cpp, vllm, sglang, ovms, triton, tgi, ollama, openai]
-  profile:
-    description:
-      - What this engine does otherwise than its profile says, as a mapping of fields to values; see the page
-        C(docs/engines.md).
-      - Default is that of O(service).
-    type: dict
   model:
     description: The model that must be listed. Default is that of O(service), else any.
     type: str

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import pathlib
-import resource
 import signal
 import statistics
 import subprocess
@@ -28,7 +27,7 @@ REPO = HERE.parents[1]
 sys.path.insert(0, str(REPO / "tests" / "lab"))
 
 from fleet import Fleet  # noqa: E402
-from gpulab import cgroups  # noqa: E402
+from used import guests, processor  # noqa: E402
 
 NAME = "bench"
 HOSTS = 50
@@ -74,26 +73,14 @@ def commands_of(fleet: Fleet, forks: int) -> t.Dict[str, t.List[str]]:
 
 def run(fleet: Fleet, command: t.Sequence[str]) -> Figures:
     """Seconds of one run. Every host must answer, and be clear."""
-    before, hosts, began = processor(), guests(), time.monotonic()
+    before, hosts, began = processor(), guests(NAME), time.monotonic()
     done = subprocess.run(
         command, env=fleet.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=REPO
     )
     seconds = time.monotonic() - began
     if done.returncode:
         raise RuntimeError("%s ended with status %d:\n%s" % (" ".join(command), done.returncode, done.stdout[-3000:]))
-    return {"seconds": seconds, "controller_cpu": processor() - before, "hosts_cpu": guests() - hosts}
-
-
-def processor() -> float:
-    """Seconds of processor time of the children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def guests() -> float:
-    """Seconds of processor time of all hosts of the lab."""
-    text = (cgroups.groups(NAME)[0] / "cpu.stat").read_text(encoding="ascii")
-    return int(dict(line.split() for line in text.splitlines())["usage_usec"]) / 1e6
+    return {"seconds": seconds, "controller_cpu": processor() - before, "hosts_cpu": guests(NAME) - hosts}
 
 
 def result(turns: t.Mapping[str, t.Sequence[Figures]], hosts: int, forks: int) -> Measured:

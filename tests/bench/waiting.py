@@ -16,7 +16,6 @@ import os
 import pathlib
 import platform
 import re
-import resource
 import signal
 import statistics
 import subprocess
@@ -29,7 +28,7 @@ REPO = HERE.parents[1]
 sys.path.insert(0, str(REPO / "tests" / "lab"))
 
 from fleet import Fleet  # noqa: E402
-from gpulab import cgroups  # noqa: E402
+from used import guests, processor  # noqa: E402
 
 NAME = "bench-wait"
 HOST = "unit"
@@ -55,8 +54,7 @@ class Bench:
         self.count = 0
 
     def prepare(self, crowd: int) -> None:
-        agent = ["ansible-playbook", "-i", str(self.fleet.folder / "inventory.yml"), str(REPO / "tests/lab/agent.yml")]
-        subprocess.run(agent, env=self.fleet.environment(), check=True, timeout=300, capture_output=True, cwd=REPO)
+        self.fleet.install_agent()
         self.fleet.put(HOST, REPO / "tests" / "fakes" / "engine.py", "/opt/engine.py", "0755")
         self.fleet.put(HOST, HERE / "crowd.py", "/opt/crowd.py")
         self.fleet.run(
@@ -187,12 +185,12 @@ def cost(bench: Bench) -> Measured:
     idles = [idle_share()]
     sliced, controller = {}, {}
     for seconds in (SHORT, LONG):
-        began, before, own = time.monotonic(), guests(), processor()
+        began, before, own = time.monotonic(), guests(NAME), processor()
         _when, answer = bench.wait(dict(options, timeout=seconds, stall_timeout=seconds))
         # Its bar may stand at one figure for the whole of the shorter wait.
         if answer["verdict"] not in ("progressing", "stalled"):
             raise RuntimeError("the wait that was to last did not: %s" % answer["msg"])
-        sliced[seconds] = guests() - before, time.monotonic() - began
+        sliced[seconds] = guests(NAME) - before, time.monotonic() - began
         controller[seconds] = processor() - own
     idles.append(idle_share())
     idle = statistics.mean(idles)
@@ -210,21 +208,9 @@ def cost(bench: Bench) -> Measured:
 
 def idle_share() -> float:
     """What the host uses of a core while nobody waits: the load, and the host itself."""
-    began, before = time.monotonic(), guests()
+    began, before = time.monotonic(), guests(NAME)
     time.sleep(LONG / 2)
-    return (guests() - before) / (time.monotonic() - began)
-
-
-def processor() -> float:
-    """Seconds of processor time of the children that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def guests() -> float:
-    """Seconds of processor time of the host of the lab."""
-    text = (cgroups.groups(NAME)[0] / "cpu.stat").read_text(encoding="ascii")
-    return int(dict(line.split() for line in text.splitlines())["usage_usec"]) / 1e6
+    return (guests(NAME) - before) / (time.monotonic() - began)
 
 
 def measure(loads: int = LOADS, rounds: int = ROUNDS, crowd: int = CROWD) -> Measured:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 import typing as t
@@ -31,9 +30,7 @@ def fleet() -> t.Iterator[Fleet]:
     found.down()
     found.up(HOSTS)
     try:
-        agent = ["ansible", "-i", str(found.folder / "inventory.yml"), "gpu_hosts"]
-        agent += ["-m", "ansible.builtin.include_role", "-a", "name=gpuops.serving.host_agent"]
-        subprocess.run(agent, env=found.environment(), check=True, timeout=300, capture_output=True)
+        found.install_agent()
         for host in (OLD, NEW):
             found.run(host, "mkdir -p /opt/fake")
             found.put(host, ENGINE, "/opt/fake/engine.py", "0755")

@@ -41,8 +41,7 @@ def fleet() -> t.Iterator[Fleet]:
     found.down()
     found.up(HOSTS)
     try:
-        agent = ["ansible-playbook", "-i", str(found.folder / "inventory.yml"), str(REPO / "tests/lab/agent.yml")]
-        subprocess.run(agent, env=found.environment(), check=True, timeout=300, capture_output=True, cwd=REPO)
+        found.install_agent()
         for host in (OLD, NEW):
             found.put(host, ENGINE, "/opt/engine.py", "0755")
         yield found

@@ -98,6 +98,12 @@ class Fleet:
             raise FleetError(f"on {host}, {command!r} exited {done.returncode}: {done.stderr.strip()}")
         return done.stdout.strip()
 
+    def install_agent(self) -> None:
+        """Put the host agent on every GPU host, without a service."""
+        play = str(REPO / "tests" / "lab" / "agent.yml")
+        argv = ["ansible-playbook", "-i", str(self.folder / "inventory.yml"), play]
+        check(argv, "the host agent was not installed", timeout=300, environment=self.environment())
+
     def put(self, host: str, source: Path, target: str, mode: str = "0644") -> None:
         argv = ["ssh", "-F", str(self.folder / "ssh_config"), host]
         argv += [f"sudo -n install -m {mode} /dev/stdin {shlex.quote(target)}"]
@@ -262,7 +268,9 @@ class Traffic:
         self.process.wait()
 
 
-def check(argv: t.Sequence[str], what: str, timeout: float) -> None:
-    done = subprocess.run(argv, check=False, timeout=timeout)
+def check(
+    argv: t.Sequence[str], what: str, timeout: float, environment: t.Optional[t.Mapping[str, str]] = None
+) -> None:
+    done = subprocess.run(argv, check=False, timeout=timeout, env=environment, cwd=REPO)
     if done.returncode:
         raise FleetError(f"{what}: {' '.join(argv)} exited {done.returncode}")

@@ -14,7 +14,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
-from fleet import REPO, Fleet
+from fleet import Fleet
 
 # The host that does not answer comes first: what runs once for all hosts begins there.
 HOSTS = ("dark=bookworm", "free=bookworm", "held=bullseye,user=ops", "broken=trixie")
@@ -73,13 +73,7 @@ def lab() -> t.Iterator[Lab]:
     fleet.down()
     try:
         fleet.up(HOSTS)
-        argv = [
-            "ansible-playbook",
-            "-i",
-            str(fleet.folder / "inventory.yml"),
-            str(REPO / "tests" / "lab" / "agent.yml"),
-        ]
-        subprocess.run(argv, env=fleet.environment(), check=True, timeout=300)
+        fleet.install_agent()
         fleet.pid = fleet.hold("held", "hold", 44000, "sleep", "--uid=ops")
         fleet.run("broken", "mv /opt/gpuops /opt/away")
         fleet.lab("kill", "dark")

@@ -99,11 +99,12 @@ def test_the_command_has_the_options_and_defaults_of_the_module() -> None:
     parser = argparse.ArgumentParser()
     _agent_wait.add(parser.add_subparsers())
     arguments = vars(parser.parse_args(["wait"]))
-    shared = {"service", "api_key", "headers", "validate_certs", "ca_path"}  # documented in fragments
+    shared = {"service", "profile", "api_key", "headers", "validate_certs", "ca_path"}  # documented in fragments
     assert set(arguments) - OF_COMMANDS == {*documented, *shared} - OF_TASKS
     for name, option in documented.items():
         assert name in OF_TASKS or arguments[name] == option.get("default"), name
     assert (arguments["headers"], arguments["validate_certs"], arguments["ca_path"]) == (None, True, None)
+    assert arguments["profile"] is None
 
 
 def test_engines_and_tiers_are_those_of_the_module(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,15 +220,20 @@ def test_lines_are_one_for_each_change_a_second_at_most_and_one_a_minute(
 
 
 def test_a_terminal_that_is_gone_does_not_break_off_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: t.List[str] = []
+
     class Gone(io.StringIO):
-        def write(self, _text: str) -> int:
+        def write(self, text: str) -> int:
+            tried.append(text)
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("sys.stderr", Gone())
     clock = Clock()
     lines = _agent_wait._Lines("qwen", clock)
-    clock.now = 5.0
-    lines(wait_at())
+    for now, percent in ((5.0, 10.0), (10.0, 20.0)):
+        clock.now = now
+        lines(wait_at(percent=percent))
+    assert ["%d %%" % percent in text for percent, text in zip((10, 20), tried)] == [True, True]
 
 
 def test_a_terminal_gets_a_bar_of_the_whole_load(monkeypatch: pytest.MonkeyPatch) -> None:

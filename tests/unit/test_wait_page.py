@@ -96,4 +96,5 @@ def test_every_option_that_the_page_names_is_one() -> None:
     for word in ("timeout", "stall_timeout", "max_restarts", "generation_timeout", "reconnect_timeout", "progress"):
         assert "`%s" % word in PAGE
         assert word in MODULE["options"], word
-    assert {"log_path", "gpus", "profile"} <= set(MODULE["options"])
+    assert {"log_path", "gpus"} <= set(MODULE["options"])
+    assert "gpuops.serving._profile" in MODULE["extends_documentation_fragment"]
