@@ -21,9 +21,6 @@ from ._systemd import UnitState
 
 __all__ = ["Options", "Stopper"]
 
-DEFAULT_GRACE = 30.0
-UNIT_GRACE = 90.0  # for a unit that sets no limit of its own
-REST_GRACE = 15.0
 SLACK = 5.0  # on top of the waits, for the looks between them and for systemd's answers
 LAST_ANSWER = 1.0  # what systemd has for an answer even when the time is over, since a stop ends with a look
 POLL = 0.03  # between two glances at the processes that are known
@@ -95,16 +92,11 @@ class Stopper:
     @property
     def grace(self) -> float:
         """For the front process, or for the unit."""
-        if self.options.grace is not None:
-            return self.options.grace
-        if self.state is not None:
-            own = self.state.timeout_stop
-            return own + 5.0 if 0 < own < float("inf") else UNIT_GRACE
-        return DEFAULT_GRACE
+        return self.options.front_grace(self.state)
 
     @property
     def rest_grace(self) -> float:
-        return min(REST_GRACE, self.grace) if self.options.grace is None else self.options.grace
+        return self.options.later_grace(self.state)
 
     @property
     def _total(self) -> float:
@@ -241,13 +233,9 @@ class Stopper:
         self._signal_all("KILL", whom)
         self._wait(self._deadline.clamp(self.options.kill_grace), newcomers="KILL", whom=whom, last=True)
 
-    def _share(self, wanted: float) -> float:
-        """What is kept free of a wait for the next one: of a limit that is too short for all, at most a third."""
-        return wanted if self.options.timeout is None else min(wanted, self.options.timeout / 3.0)
-
     def before_kill(self, seconds: float, keep: float = 0.0) -> float:
         """How long a wait may be, so that time is left for the next one and for SIGKILL."""
-        left = self._deadline.remaining - self._share(self.options.kill_grace) - self._share(keep)
+        left = self._deadline.remaining - self.options.share(self.options.kill_grace) - self.options.share(keep)
         return max(0.0, min(seconds, left))
 
     # Waiting

@@ -21,6 +21,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _selection,
     _stop,
     _stop_answer,
+    _stop_options,
     _survey,
     _systemd,
 )
@@ -250,8 +251,9 @@ def test_the_module_renews_its_lease_but_not_in_check_mode(monkeypatch: pytest.M
 def test_limits_are_what_the_documentation_says(monkeypatch: pytest.MonkeyPatch) -> None:
     options = yaml.safe_load(process_tree_stop.DOCUMENTATION)["options"]
     grace, timeout = (" ".join(options[name]["description"]) for name in ("grace", "timeout"))
-    assert "and 5 seconds more for a unit (%g seconds if it has none)" % _stop.UNIT_GRACE in grace
-    assert "%g seconds for a front process, and at most %g seconds" % (_stop.DEFAULT_GRACE, _stop.REST_GRACE) in grace
+    assert "and 5 seconds more for a unit (%g seconds if it has none)" % _stop_options.UNIT_GRACE in grace
+    front, rest = _stop_options.DEFAULT_GRACE, _stop_options.REST_GRACE
+    assert "%g seconds for a front process, and at most %g seconds" % (front, rest) in grace
     assert options["kill_grace"]["default"] == Options().kill_grace
     assert "the sum of both waits, O(kill_grace) and %g seconds" % _stop.SLACK in timeout
     host = Host(monkeypatch, process(10), active_state="inactive")
