@@ -37,6 +37,9 @@ FILL = {
 OF_UNIT = ("unit", "listener")  # tiers that only a unit can be judged by
 MOST_HOLDERS = 16
 HOLDERS_LIMIT = 5.0  # seconds to ask who holds the GPUs
+OF_THE_LOG = ("msg", "cause", "log_tail")  # what of an answer may quote the engine
+MASK = "********"
+SHORTEST = 8  # characters of what is masked: anything shorter is found in too many other words
 
 
 class Plan(t.NamedTuple):
@@ -46,6 +49,7 @@ class Plan(t.NamedTuple):
     profile: _engines.Profile
     options: Options
     gpus: t.Optional[t.List[str]]
+    secrets: t.Sequence[str] = ()
 
     def wait(self, clock: Clock = SYSTEM_CLOCK, start: t.Optional[float] = None) -> Wait:
         return Wait(self.target, self.profile, self.options, clock, start)
@@ -86,7 +90,7 @@ def plan(params: Params) -> Plan:
     # The first slice has looked, and what goes on from it has the addresses: names may be hard to resolve meanwhile.
     if unit and url and not _wait_request.goes_on(params.get("resume")):
         target.check_here()
-    return Plan(target, profile, options, params["gpus"])
+    return Plan(target, profile, options, params["gpus"], _secrets(access))
 
 
 def _check_times(params: Params) -> None:
@@ -200,10 +204,30 @@ def _unheard(number: int = 1) -> bool:
 
 def _answer(planned: Plan, wait: Wait, ending: Ending) -> t.Dict[str, t.Any]:
     result = wait.as_dict(ending)
+    for name in OF_THE_LOG:
+        result[name] = _without(result[name], planned.secrets)
     cause = result["cause"]
     if cause is not None and cause["kind"] == "gpu_out_of_memory" and planned.gpus != []:
         result["cause"] = {**cause, "holders": _holders(planned)}
     return result
+
+
+def _secrets(access: _http.Access) -> t.List[str]:
+    """The key and the words of the headers."""
+    known = {word for value in (access.headers or {}).values() for word in (str(value), *str(value).split())}
+    known |= {access.api_key or ""}
+    return sorted((word for word in known if len(word) >= SHORTEST), key=len, reverse=True)
+
+
+def _without(value: t.Any, secrets: t.Sequence[str]) -> t.Any:
+    """The same without what is secret: engines write their arguments to the log, and the key may be one of them."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, MASK)
+        return value
+    if isinstance(value, dict):
+        return {name: _without(item, secrets) for name, item in value.items()}
+    return [_without(item, secrets) for item in value] if isinstance(value, list) else value
 
 
 def _holders(planned: Plan) -> t.List[str]:

@@ -179,6 +179,24 @@ def test_without_a_slice_it_is_one_call_and_its_warnings_are_told(planned: Plann
     assert planned.warned == ["the journal cannot be read"]
 
 
+@pytest.mark.parametrize(
+    "given", [{"api_key": "sk-0123456789"}, {"headers": {"Authorization": "Bearer sk-0123456789"}}]
+)
+def test_the_answer_quotes_no_secret_that_the_engine_has_logged(planned: Planned, given: t.Dict[str, t.Any]) -> None:
+    service = planned.service
+    loading(service, 100)
+    service.lines = lambda _now: [
+        "server_args: api_key='sk-0123456789'",
+        "[Errno 98] address already in use: sk-0123456789",
+    ]
+    service.state = lambda now: changed(active_state="failed", main_pid=0) if now > 1 else changed()
+    found = planned.run(**given)
+    assert (found["verdict"], found["cause"]["kind"]) == ("dead", "port_in_use")
+    assert "0123456789" not in str(found)
+    assert found["log_tail"][0] == "server_args: api_key='********'"
+    assert found["cause"]["line"] in found["msg"]
+
+
 def test_the_slices_tell_where_it_stands_and_the_last_one_answers(planned: Planned) -> None:
     loading(planned.service, 130)
     planned.service.cpu = lambda now: now
