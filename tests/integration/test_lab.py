@@ -205,7 +205,7 @@ def test_down_leaves_nothing(links_before: list[str]) -> None:
     # A shared connection, as Ansible leaves one.
     control = f"/run/gpuops-lab/{NAME}/ssh/one"
     argv = ["ssh", "-F", str(common.BUILD / NAME / "ssh_config"), "-o", "ControlMaster=auto", "-o", "ControlPersist=60"]
-    subprocess.run([*argv, "-o", f"ControlPath={control}", "a", "true"], check=True, timeout=20)
+    subprocess.run([*argv, "-o", f"ControlPath={control}", "a", "true"], check=True, capture_output=True, timeout=20)
     lab("down", "--name", NAME)
     assert_nothing_is_left(links_before)
     again = lab("down", "--name", NAME)

@@ -166,8 +166,13 @@ def prepare(hosts: FourHosts) -> None:
             grow.format(way, "").replace(" --stay", ""),
         )
     ssh = ["ssh", "-F", str(hosts.folder / "ssh_config")]
-    running = [subprocess.Popen([*ssh, host, script], stdin=archive.open("rb")) for host in HOSTS]
-    assert [process.wait(60) for process in running] == [0] * len(HOSTS)
+    running = [
+        subprocess.Popen(
+            [*ssh, host, script], stdin=archive.open("rb"), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for host in HOSTS
+    ]
+    assert [(process.communicate(timeout=60)[0], process.returncode) for process in running] == [("", 0)] * len(HOSTS)
     ready = [
         "/tmp/naive/%s/%s" % (way, node)
         for way in WAYS

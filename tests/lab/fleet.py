@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import typing as t
 import urllib.error
@@ -26,6 +28,7 @@ DEMO = REPO / "tests" / "demo"
 HOSTS = ("gpu1=bookworm", "gpu2=bullseye,user=ops", "gpu3=trixie", "gw=bookworm,role=gateway")
 GPU_HOSTS = ("gpu1", "gpu2", "gpu3")
 UNITS = {"gpu1": "gpuops-qwen.service", "gpu2": "gpuops-qwen.service", "gpu3": "qwen-legacy.service"}
+LINES_OF_A_FAILURE = 15
 
 
 _LOOK = r"""
@@ -107,7 +110,9 @@ class Fleet:
     def put(self, host: str, source: Path, target: str, mode: str = "0644") -> None:
         argv = ["ssh", "-F", str(self.folder / "ssh_config"), host]
         argv += [f"sudo -n install -m {mode} /dev/stdin {shlex.quote(target)}"]
-        subprocess.run(argv, input=source.read_bytes(), check=True, timeout=60)
+        done = subprocess.run(argv, input=source.read_bytes(), capture_output=True, check=False, timeout=60)
+        if done.returncode:
+            raise FleetError(f"on {host}, {target} was not written: {done.stderr.decode(errors='replace').strip()}")
 
     def address(self, host: str) -> str:
         text = (self.folder / "ssh_config").read_text(encoding="utf-8")
@@ -196,6 +201,7 @@ class Fleet:
         argv = self.ansible_argv(playbook, *arguments)
         if not any("clean_restart_report=" in argument for argument in arguments):
             argv += ["-e", f"clean_restart_report={self.folder / 'report.json'}"]
+        make_blocking()
         done = subprocess.run(argv, env=self.environment(), check=False, timeout=timeout, cwd=REPO, **options)
         if checked and done.returncode:
             raise FleetError(f"{' '.join(argv)} exited {done.returncode}\n{getattr(done, 'stdout', '') or ''}")
@@ -271,6 +277,26 @@ class Traffic:
 def check(
     argv: t.Sequence[str], what: str, timeout: float, environment: t.Optional[t.Mapping[str, str]] = None
 ) -> None:
-    done = subprocess.run(argv, check=False, timeout=timeout, env=environment, cwd=REPO)
-    if done.returncode:
-        raise FleetError(f"{what}: {' '.join(argv)} exited {done.returncode}")
+    """Run a command to its end, show each line as it comes, and say why where it fails."""
+    last: t.Deque[str] = collections.deque(maxlen=LINES_OF_A_FAILURE)
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=REPO
+    )
+    assert process.stdout is not None
+    limit = threading.Timer(timeout, process.kill)
+    limit.start()
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last.append(line)
+    finally:
+        limit.cancel()
+        process.stdout.close()
+    if process.wait():
+        raise FleetError(f"{what}: {' '.join(argv)} exited {process.returncode}:\n{''.join(last)}")
+
+
+def make_blocking(streams: t.Iterable[int] = (1, 2)) -> None:
+    """Undo what ssh does to the output it inherits: Ansible refuses to run with a stream that does not block."""
+    for stream in streams:
+        os.set_blocking(stream, True)
