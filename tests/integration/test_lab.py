@@ -215,6 +215,18 @@ def test_down_leaves_nothing(links_before: list[str]) -> None:
     assert again.stdout == f"lab '{NAME}' is not up: nothing to do\n"
 
 
+def test_a_folder_of_the_machine_is_seen_and_cannot_be_changed(links_before: list[str], tmp_path: Path) -> None:
+    (tmp_path / "word").write_text("seen\n", encoding="utf-8")
+    lab("up", "--name", NAME, "--host", "a=bookworm,role=gateway", "--bind", f"{tmp_path}:/opt/of-the-machine")
+    for _ in range(2):
+        assert ssh("a", "cat /opt/of-the-machine/word").stdout == "seen\n"
+        assert "Read-only file system" in ssh("a", "echo changed > /opt/of-the-machine/word").stderr
+        lab("reboot", "--name", NAME, "a")
+    lab("down", "--name", NAME)
+    assert (tmp_path / "word").read_text(encoding="utf-8") == "seen\n"
+    assert_nothing_is_left(links_before)
+
+
 def test_a_host_whose_cable_was_pulled_leaves_nothing_and_boots_again(links_before: list[str]) -> None:
     for _ in range(2):
         lab("up", "--name", NAME, "--host", "a=bookworm,role=gateway")

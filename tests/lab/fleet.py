@@ -67,10 +67,12 @@ class Fleet:
 
     # Lab
 
-    def up(self, hosts: t.Sequence[str] = HOSTS) -> None:
+    def up(self, hosts: t.Sequence[str] = HOSTS, binds: t.Sequence[str] = ()) -> None:
         argv = [sys.executable, str(LAB), "up", "--name", self.name]
         for host in hosts:
             argv += ["--host", host]
+        for bind in binds:
+            argv += ["--bind", bind]
         check(argv, "the lab did not boot", timeout=900)
 
     def up_or_reuse(self) -> bool:

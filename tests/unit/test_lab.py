@@ -23,6 +23,7 @@ def lab() -> state.Lab:
             state.Host("gpu2", "bullseye", "gpu", "ops", False, 2, "10.213.3.12"),
             state.Host("gw", "bookworm", "gateway", "root", False, 3, "10.213.3.13"),
         ],
+        ["/srv:/opt"],
     )
 
 
@@ -68,6 +69,23 @@ def test_hosts_of_one_name() -> None:
 def test_no_hosts() -> None:
     with pytest.raises(common.LabError, match=r"^a lab needs at least one host: add --host NAME=RELEASE\.$"):
         hosts.parse_hosts([])
+
+
+def test_bind_option(tmp_path: Path) -> None:
+    assert hosts.parse_bind("%s:/opt/x" % tmp_path) == "%s:/opt/x" % tmp_path
+
+
+@pytest.mark.parametrize("text", ["", "/tmp", "/tmp:", ":/opt", "tmp:/opt", "/tmp:opt", "/tmp:/opt:rw", "/tmp/../etc:/x"])
+def test_wrong_bind_option(text: str) -> None:
+    with pytest.raises(common.LabError) as caught:
+        hosts.parse_bind(text)
+    expected = "folder '%s' is not understood: write SOURCE:TARGET, two absolute paths of plain characters." % text
+    assert str(caught.value) == expected
+
+
+def test_bind_of_a_folder_that_is_not_there() -> None:
+    with pytest.raises(common.LabError, match=r"^folder '/nonexistent' is not there, so no host can see it\.$"):
+        hosts.parse_bind("/nonexistent:/opt")
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "../a", "a" * 21, "1a", "a b", "a.json"])

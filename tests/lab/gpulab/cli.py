@@ -13,7 +13,7 @@ from typing import Sequence
 
 from . import access, lifecycle, machines, network, state
 from .common import REPO, LabError
-from .hosts import RELEASES, check_lab_name, parse_hosts
+from .hosts import RELEASES, check_lab_name, parse_bind, parse_hosts
 
 _EXAMPLE = """example:
   lab.py up --name demo --host gpu1=bookworm --host gpu2=bullseye,user=ops --host gw=bookworm,role=gateway
@@ -40,6 +40,13 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=RELEASE[,OPTION...]",
         help="a host: release bullseye, bookworm or trixie; options role=gateway, user=ops, legacy=1",
+    )
+    up.add_argument(
+        "--bind",
+        action="append",
+        default=[],
+        metavar="SOURCE:TARGET",
+        help="a folder of this machine that every host sees at TARGET and cannot change",
     )
     verbs.add_parser("build", help="build what hosts are made of, unless it is in the cache")
     down = verbs.add_parser("down", help="remove a lab; no lab of that name is not an error")
@@ -132,7 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         if args.verb == "up":
-            lab = lifecycle.up(check_lab_name(args.name), parse_hosts(args.host))
+            binds = [parse_bind(one) for one in args.bind]
+            lab = lifecycle.up(check_lab_name(args.name), parse_hosts(args.host), binds)
             print(f"lab: inventory '{access.folder(lab) / 'inventory.yml'}'")
             return 0
         if args.verb == "build":

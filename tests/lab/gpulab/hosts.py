@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Sequence
 
 from .common import LabError
@@ -15,6 +16,7 @@ RELEASES = ("bullseye", "bookworm", "trixie")
 ROLES = ("gpu", "gateway")
 USERS = ("root", "ops")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,19}")
+_FOLDER = re.compile(r"/[A-Za-z0-9._/-]*[A-Za-z0-9._-]")
 _MOST_HOSTS = 200
 
 
@@ -60,6 +62,16 @@ def parse_host(text: str) -> HostSpec:
             raise LabError(f"host '{name}' has {key} '{value}': allowed are {', '.join(allowed[key])}.")
         values[key] = value
     return HostSpec(name, release, values["role"], values["user"], values["legacy"] == "1")
+
+
+def parse_bind(text: str) -> str:
+    """Read SOURCE:TARGET: a folder of this machine that the hosts see at TARGET, and cannot change."""
+    source, _, target = text.partition(":")
+    if not all(_FOLDER.fullmatch(path) and ".." not in path.split("/") for path in (source, target)):
+        raise LabError(f"folder '{text}' is not understood: write SOURCE:TARGET, two absolute paths of plain characters.")
+    if not Path(source).is_dir():
+        raise LabError(f"folder '{source}' is not there, so no host can see it.")
+    return text
 
 
 def parse_hosts(texts: Sequence[str]) -> list[HostSpec]:

@@ -11,7 +11,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Iterable
+from typing import Iterable, Sequence
 
 from . import access, cgroups, layers, machines, network, roots, state
 from .common import REPO, RUN, LabError, locked, write
@@ -36,14 +36,14 @@ def require() -> None:
     cgroups.unified_root()
 
 
-def _claim(name: str, hosts: list[HostSpec]) -> Lab:
+def _claim(name: str, hosts: list[HostSpec], binds: Sequence[str]) -> Lab:
     """Record the lab before anything of it exists, so that whatever becomes of us can be found and removed."""
     with locked(RUN / ".lock"):
         old = state.load(name)
         if old is not None:
             raise LabError(f"lab '{name}' exists, from '{old.repository}': remove it with 'lab.py down --name {name}'.")
         index = network.free_index({lab.index for lab in state.all_labs()})
-        lab = Lab(name, index, str(REPO))
+        lab = Lab(name, index, str(REPO), binds=list(binds))
         for number, spec in enumerate(hosts, 1):
             lab.hosts.append(
                 Host(spec.name, spec.release, spec.role, spec.user, spec.legacy, number, network.address(index, number))
@@ -60,13 +60,13 @@ def build(roles: list[str], releases: Iterable[str]) -> tuple[dict[str, Path], d
         return roots.build_roots(releases), building.result()
 
 
-def up(name: str, hosts: list[HostSpec]) -> Lab:
+def up(name: str, hosts: list[HostSpec], binds: Sequence[str] = ()) -> Lab:
     """Build what is missing, boot the hosts and return when all answer SSH."""
     found, extra = build([host.role for host in hosts], [host.release for host in hosts])
     machines.raise_inotify_limit()
     started = time.monotonic()
     with locked(RUN / f".{name}.lock"):
-        lab = _claim(name, hosts)
+        lab = _claim(name, hosts, binds)
         try:
             shutil.rmtree(access.folder(lab), ignore_errors=True)
             keys = access.make_keys(lab)

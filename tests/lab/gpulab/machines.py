@@ -86,7 +86,7 @@ def boot(lab: Lab, host: Host) -> None:
     argv = ["systemd-nspawn", "--quiet", "--boot", f"--directory={lab.folder / host.name / 'root'}"]
     argv += [f"--machine={lab.name}-{host.name}", f"--hostname={host.name}", "--register=no", "--keep-unit"]
     argv += [f"--network-bridge={network.bridge_name(lab.index)}", "--link-journal=no", "--resolv-conf=off"]
-    argv += ["--timezone=off", "--console=read-only"]
+    argv += ["--timezone=off", "--console=read-only", *(f"--bind-ro={bind}" for bind in lab.binds)]
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
         "LC_ALL": "C.UTF-8",

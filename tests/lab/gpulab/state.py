@@ -36,6 +36,7 @@ class Lab:
     index: int
     repository: str
     hosts: list[Host] = field(default_factory=list)
+    binds: list[str] = field(default_factory=list)
 
     @property
     def folder(self) -> Path:
