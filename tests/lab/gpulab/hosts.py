@@ -68,7 +68,7 @@ def parse_bind(text: str) -> str:
     """Read SOURCE:TARGET: a folder of this machine that the hosts see at TARGET, and cannot change."""
     source, _, target = text.partition(":")
     if not all(_FOLDER.fullmatch(path) and ".." not in path.split("/") for path in (source, target)):
-        raise LabError(f"folder '{text}' is not understood: write SOURCE:TARGET, two absolute paths of plain characters.")
+        raise LabError(f"folder '{text}' is not understood: write SOURCE:TARGET, two absolute, plain paths.")
     if not Path(source).is_dir():
         raise LabError(f"folder '{source}' is not there, so no host can see it.")
     return text
