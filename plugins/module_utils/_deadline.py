@@ -13,7 +13,9 @@ from __future__ import annotations
 import time
 import typing as t
 
-__all__ = ("SYSTEM_CLOCK", "Clock", "Deadline", "StallWindow")
+__all__ = ("LATE", "SYSTEM_CLOCK", "Clock", "Deadline", "StallWindow")
+
+LATE = 1.0  # seconds that one question may take beyond a deadline: a last look must have the chance of an answer
 
 
 class Clock:
@@ -52,6 +54,10 @@ class Deadline:
     def clamp(self, seconds: float) -> float:
         """``seconds``, or what is left of the deadline when that is less."""
         return min(max(0.0, seconds), self.remaining)
+
+    def patience(self, most: float) -> float:
+        """Seconds for one question that may hang: ``most``, or what is left, but that little that an answer takes."""
+        return min(most, max(LATE, self.remaining))
 
     def sleep(self, seconds: float) -> None:
         """Sleep, but never past the end."""

@@ -33,6 +33,7 @@ class Reader:
     def __init__(self, unit: str) -> None:
         self.unit = unit
         self.warnings: t.Dict[str, str] = {}
+        self.patience: t.Callable[[float], float] = lambda most: most  # for a question that may hang
         self._cursor: t.Optional[str] = None
         self._boot, self._stamp = "", 0  # of the last record
         self._dropped = 0
@@ -132,7 +133,7 @@ class Reader:
             return
         self._checked = True
         try:
-            remarks = _journal.remarks(PATIENCE)
+            remarks = _journal.remarks(self.patience(PATIENCE))
         except ServingError:
             return  # said already
         text = "\n".join(remarks)
@@ -148,7 +149,7 @@ class Reader:
 
     def _ask(self, **options: t.Any) -> t.Optional[t.List[_journal.Record]]:
         try:
-            found = _journal.journal(self.unit, timeout=PATIENCE, **options)
+            found = _journal.journal(self.unit, timeout=self.patience(PATIENCE), **options)
         except NoAnswer as error:
             self.warnings["journal"] = error.message
             self._slow = True

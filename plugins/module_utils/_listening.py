@@ -136,7 +136,7 @@ def silence(port: int, addresses: t.Sequence[str], rows: t.Sequence[Row], owned:
     return "nothing listens on port %d" % port + ("; the unit listens on %s" % known if ports else "")
 
 
-def addresses_of(host: str) -> t.List[str]:
+def addresses_of(host: str, timeout: float = RESOLVE_TIMEOUT) -> t.List[str]:
     """The addresses that a connection to ``host`` may be made to."""
 
     def resolve(_report: t.Any) -> t.List[str]:
@@ -145,9 +145,9 @@ def addresses_of(host: str) -> t.List[str]:
     try:
         names = [str(ipaddress.ip_address(host.partition("%")[0]))]
     except ValueError:
-        outcome = _bounded.run(resolve, RESOLVE_TIMEOUT)
+        outcome = _bounded.run(resolve, timeout)
         if outcome.status != "ok":
-            why = outcome.error or "no answer within %g s" % RESOLVE_TIMEOUT
+            why = outcome.error or "no answer within %.3g s" % timeout
             raise ServingError('the host name "%s" cannot be resolved: %s' % (host, why)) from None
         names = outcome.value
     return list(dict.fromkeys(map(_plain, names)))
@@ -192,15 +192,15 @@ def _network(pid: t.Union[int, str]) -> int:
         return 0
 
 
-def activated(unit: str, port: int) -> bool:
+def activated(unit: str, port: int, timeout: float = SYSTEMCTL_TIMEOUT) -> bool:
     """Whether a socket unit that starts this unit has the port."""
-    for name in _properties(unit, "TriggeredBy").split():
-        addresses = _properties(name, "Listen").splitlines() if name.endswith(".socket") else []
+    for name in _properties(unit, "TriggeredBy", timeout).split():
+        addresses = _properties(name, "Listen", timeout).splitlines() if name.endswith(".socket") else []
         if any(line.split(" ")[0].rpartition(":")[2] == str(port) for line in addresses):
             return True
     return False
 
 
-def _properties(unit: str, name: str) -> str:
-    _rc, out, _err = _systemd._systemctl(["show", "--value", "--property=" + name, "--", unit], SYSTEMCTL_TIMEOUT)
+def _properties(unit: str, name: str, timeout: float) -> str:
+    _rc, out, _err = _systemd._systemctl(["show", "--value", "--property=" + name, "--", unit], timeout)
     return out

@@ -34,6 +34,7 @@ class Members:
 
     def __init__(self, mark_gid: t.Optional[int] = None, proc: str = "/proc", groups: t.Sequence[str] = GROUPS) -> None:
         self.mark_gid, self.proc, self._roots = mark_gid, proc, groups
+        self.patience: t.Callable[[float], float] = lambda most: most  # for a question that may hang
         self.table = _processes.Table([], proc)
         self.owned = _ownership.Owned()
         self.looks = 0  # at all processes
@@ -94,7 +95,7 @@ class Members:
         from . import _containers
 
         # A new one each time: a container that its client has yet to make is not found, and not looked for again.
-        self._tracked = _containers.Tracker(seconds=TRACKING).containers(self.table, state, owned)
+        self._tracked = _containers.Tracker(seconds=self.patience(TRACKING)).containers(self.table, state, owned)
         self.unknown_container = not self._tracked
         if self._tracked:
             return _ownership.of_unit(self.table, state, mark_gid=self.mark_gid, containers=self._tracked)

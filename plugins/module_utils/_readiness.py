@@ -48,6 +48,7 @@ class Wait:
         self.deadline = Deadline(options.timeout, clock, start)
         self.progress = Progress(profile, options.stall_timeout, self.deadline)
         self.ladder = Ladder(target, profile, options, self.deadline, self.progress)
+        target.bound(self.deadline)
         self._counted = [0, 0]  # restarts that systemd counted, and new lives: one restart shows in both, not at once
         self.state: t.Optional[UnitState] = None
         self._looks = 0
@@ -347,7 +348,8 @@ class Wait:
     def _missing(self) -> str:
         assert self.state is not None
         self.ladder.explain(self.state)
-        return self.ladder.why()
+        unconfirmed = self.ladder.missing is None and self._blind is not None
+        return self.ladder.why() + (", but not that the unit still runs" if unconfirmed else "")
 
     # Another process goes on
 

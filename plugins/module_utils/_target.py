@@ -23,12 +23,15 @@ from . import (
     _sockets,
     _systemd,
 )
+from ._deadline import Deadline
 from ._errors import ServingError, UsageError
 from ._progress import Activity
 from ._tiers import Listener
 
 __all__ = ("HostTarget",)
 
+UNIT_PATIENCE = 10.0  # seconds for systemd to say what state a unit is in
+RESOLVE_PATIENCE = 10.0
 UNIT_AGE = 2.0  # seconds for which the state of a unit holds while its main process lives
 SOCKETS_AGE = 10.0  # seconds for which the ports of a unit are known
 DOUBT_AGE = 5.0  # seconds for which an answer holds that took a look at all processes and explained nothing
@@ -55,6 +58,7 @@ class HostTarget:
         self.warnings: t.List[str] = []
         self.members = _members.Members(mark_gid)
         self.gpu_memory = _gpu_memory.GpuMemory(gpus)
+        self._patience: t.Callable[[float], float] = lambda most: most  # for a question that may hang
         self._journal = None if unit is None else _journal_reader.Reader(unit)
         self._file = None if log_path is None else _logfile.LogFile(log_path)
         self._unreadable = False
@@ -81,6 +85,12 @@ class HostTarget:
                 % (self.name, self._host, " or ".join(away))
             )
 
+    def bound(self, deadline: Deadline) -> None:
+        """Let no question take longer than what is left of the deadline, or a second more."""
+        self._patience = self.members.patience = deadline.patience
+        if self._journal is not None:
+            self._journal.patience = deadline.patience
+
     # The unit
 
     def unit(self, now: bool = False) -> t.Optional[_systemd.UnitState]:
@@ -94,7 +104,7 @@ class HostTarget:
         young = self._state is not None and at - self._state_at < UNIT_AGE and not now
         if young and self._main is not None and _processes.alive(self._main):
             return self._state
-        state = self._state = _systemd.show(self.name)
+        state = self._state = _systemd.show(self.name, self._patience(UNIT_PATIENCE))
         self._state_at, self._main = at, None
         if state.active_state == "active" and state.sub_state == "running" and not state.job and state.main_pid:
             found = _processes.Table.of([state.main_pid]).get(state.main_pid)
@@ -167,7 +177,7 @@ class HostTarget:
     # The port
 
     def listener(self, state: _systemd.UnitState) -> Listener:
-        self._addresses = self._addresses or _listening.addresses_of(self._host)
+        self._addresses = self._addresses or self._resolve()
         try:
             found = _sockets.listening()
         except OSError as error:
@@ -200,9 +210,10 @@ class HostTarget:
 
     def _judged(self, state: _systemd.UnitState, rows: t.Sequence[_listening.Row]) -> Listener:
         table, owned = self.members.table, self.members.owned
-        return _listening.judge_listener(
-            rows, self._addresses, table, owned, lambda: _listening.activated(state.name, self._port)
-        )
+        return _listening.judge_listener(rows, self._addresses, table, owned, lambda: self._activated(state.name))
+
+    def _activated(self, unit: str) -> bool:
+        return _listening.activated(unit, self._port, self._patience(UNIT_PATIENCE))
 
     def _silence(self, found: t.Sequence[_sockets.Socket]) -> str:
         """What to say while nobody listens; where the unit does is looked up now and then only."""
@@ -228,10 +239,13 @@ class HostTarget:
         if not self._addresses and now - self._resolve_at >= RESOLVE_AGAIN:
             self._resolve_at = now
             try:
-                self._addresses = _listening.addresses_of(self._host)
+                self._addresses = self._resolve()
             except ServingError:
                 return False  # whoever asks the engine is told
         return bool(self._addresses)
+
+    def _resolve(self) -> t.List[str]:
+        return _listening.addresses_of(self._host, self._patience(RESOLVE_PATIENCE))
 
     # The engine
 

@@ -10,6 +10,7 @@ import typing as t
 from dataclasses import dataclass, field
 
 from . import _generation, _http, _limits
+from ._deadline import Deadline
 from ._errors import UsageError
 from ._progress import Activity
 from ._systemd import UnitState
@@ -38,6 +39,9 @@ class Target(t.Protocol):
 
     # What could not be seen, each said once.
     warnings: t.List[str]
+
+    def bound(self, deadline: Deadline) -> None:
+        """From here on no question takes longer than what is left of the deadline, or a second more."""
 
     def unit(self, now: bool = False) -> t.Optional[UnitState]:
         """The state of the unit, or None when there is only a URL; ``now`` takes none that was asked for before."""
@@ -71,6 +75,9 @@ class Target(t.Protocol):
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         """Go on from what another process has saved."""
+
+    def close(self) -> None:
+        """End what runs on the side."""
 
 
 class Options(t.NamedTuple):

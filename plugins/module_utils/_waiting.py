@@ -154,7 +154,10 @@ def run(
     """Wait as the options say, or for one slice of it. ``watch`` sees the wait all the time."""
     planned = plan(params)
     if params.get("resume") and not check_mode:
-        return _slice(planned, params, tick, warn, clock)
+        try:
+            return _slice(planned, params, tick, warn, clock)
+        finally:
+            planned.target.close()
     wait = planned.wait(clock)
 
     def leave() -> bool:
@@ -169,6 +172,7 @@ def run(
     finally:
         for text in planned.target.warnings:
             warn(text)
+        planned.target.close()
 
 
 def _slice(
@@ -208,7 +212,7 @@ def _answer(planned: Plan, wait: Wait, ending: Ending) -> t.Dict[str, t.Any]:
         result[name] = _without(result[name], planned.secrets)
     cause = result["cause"]
     if cause is not None and cause["kind"] == "gpu_out_of_memory" and planned.gpus != []:
-        result["cause"] = {**cause, "holders": _holders(planned)}
+        result["cause"] = {**cause, "holders": _holders(planned, wait.deadline.patience(HOLDERS_LIMIT))}
     return result
 
 
@@ -230,14 +234,14 @@ def _without(value: t.Any, secrets: t.Sequence[str]) -> t.Any:
     return [_without(item, secrets) for item in value] if isinstance(value, list) else value
 
 
-def _holders(planned: Plan) -> t.List[str]:
+def _holders(planned: Plan, limit: float) -> t.List[str]:
     """Who else holds the GPUs, each with its pid, name, unit and memory. What cannot be told is no reason to fail."""
     from . import _gpu
 
     name = planned.target.name
     own = _systemd.unit_name(name) if name else None
     try:
-        reading = _gpu.read(_gpu.Options(gpus=planned.gpus), HOLDERS_LIMIT)
+        reading = _gpu.read(_gpu.Options(gpus=planned.gpus), limit)
     except ServingError:
         return []
     found: t.List[str] = []

@@ -11,7 +11,7 @@ import json
 import typing as t
 
 from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _http
-from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Clock, Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._progress import Activity, Usage
 from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
@@ -57,7 +57,15 @@ class Service:
         self.token_takes = 0.1
         self.asked: t.List[t.Optional[str]] = []
         self.listener_looks = 0
+        self.closed = 0
+        self.patience: t.Callable[[float], float] = lambda most: most
         self.warnings: t.List[str] = []
+
+    def bound(self, deadline: Deadline) -> None:
+        self.patience = deadline.patience
+
+    def close(self) -> None:
+        self.closed += 1
 
     def unit(self, now: bool = False) -> t.Optional[UnitState]:
         return self.state(self.clock.now)

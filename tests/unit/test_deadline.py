@@ -81,3 +81,13 @@ def test_a_window_can_be_given_the_moment_of_the_last_movement() -> None:
     assert (window.age, window.remaining, window.stalled) == (3.0, 2.0, False)
     clock.now += 2
     assert window.stalled
+
+
+def test_one_question_has_its_time_what_is_left_or_the_second_that_an_answer_takes() -> None:
+    clock = FakeClock()
+    deadline = Deadline(30.0, clock)
+    given = []
+    for now in (0.0, 25.0, 29.5, 30.0, 99.0):
+        clock.now = 100.0 + now
+        given.append((deadline.patience(10.0), deadline.patience(0.5)))
+    assert given == [(10.0, 0.5), (5.0, 0.5), (1.0, 0.5), (1.0, 0.5), (1.0, 0.5)]

@@ -389,6 +389,43 @@ def test_looks_without_an_answer_do_not_outlast_the_deadline() -> None:
     assert (found.verdict, found.seconds) == ("progressing", pytest.approx(50, abs=0.01))
 
 
+@pytest.mark.parametrize("tier", ["unit", "generation"])
+@pytest.mark.parametrize("since", [0.5, 20.0, 45.0, 49.9])
+def test_a_systemd_that_hangs_does_not_hold_up_the_end(since: float, tier: str) -> None:
+    service = Service()
+    loading(service, 9999)
+    service.cpu = lambda now: now
+
+    def unit(now: bool = False) -> UnitState:
+        if service.clock.now < since:
+            return changed(active_state="activating", sub_state="start-pre")
+        limit = service.patience(10.0)
+        service.clock.sleep(limit)
+        raise ServingError("no answer within %g s" % limit)
+
+    service.unit = unit  # type: ignore[method-assign]
+    found = service.wait(timeout=50, stall=50, tier=tier)
+    assert found.verdict == "progressing"
+    assert 50 <= found.seconds <= 51
+
+
+def test_a_token_does_not_count_while_nobody_says_that_the_unit_still_runs() -> None:
+    service = Service()
+    loading(service, 20)
+
+    def unit(now: bool = False) -> UnitState:
+        if now:
+            service.clock.sleep(service.patience(10.0))
+            raise ServingError("no answer")
+        return ACTIVE
+
+    service.unit = unit  # type: ignore[method-assign]
+    service.cpu = lambda now: now
+    found = service.wait(timeout=50)
+    assert (found.verdict, found.seconds <= 51) == ("progressing", True)
+    assert found.msg.endswith(": every tier is reached, but not that the unit still runs")
+
+
 @pytest.mark.parametrize("mistake", [UsageError("no such thing"), MissingLibrary("requests is not there")])
 def test_the_first_look_and_what_will_not_mend_itself_are_told_at_once(mistake: ServingError) -> None:
     service = Service()

@@ -279,5 +279,5 @@ def test_a_real_stranger_that_shares_the_port_of_the_unit_is_foreign(monkeypatch
 def test_a_socket_unit_explains_the_port_that_it_has(
     monkeypatch: pytest.MonkeyPatch, properties: t.Dict[t.Tuple[str, str], str], activated: bool
 ) -> None:
-    monkeypatch.setattr(_listening, "_properties", lambda unit, name: properties.get((unit, name), ""))
+    monkeypatch.setattr(_listening, "_properties", lambda unit, name, _timeout: properties.get((unit, name), ""))
     assert _listening.activated("x.service", 9) is activated

@@ -23,12 +23,15 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _journal,
     _listening,
     _logfile,
+    _members,
     _ownership,
     _processes,
     _systemd,
     _target,
 )
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import Deadline
 from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
+from service import FakeClock
 
 UNIT = "x.service"
 
@@ -53,10 +56,12 @@ class Systemd:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, now: _systemd.UnitState) -> None:
         self.now, self.asked = now, 0
+        self.given = 0.0  # seconds for the last answer
         monkeypatch.setattr(_systemd, "show", self.show)
 
-    def show(self, _name: str) -> _systemd.UnitState:
+    def show(self, _name: str, timeout: float) -> _systemd.UnitState:
         self.asked += 1
+        self.given = timeout
         return self.now
 
 
@@ -92,6 +97,33 @@ def test_the_death_of_the_main_process_is_seen_at_once(monkeypatch: pytest.Monke
         systemd.now = state(active_state="failed", sub_state="failed", main_pid=0)
         found = one.unit()
         assert found is not None and found.active_state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("elapsed", "given"),
+    [(0.0, [10.0, 5.0, 10.0, 10.0, 2.0]), (26.0, [4.0, 4.0, 4.0, 4.0, 2.0]), (29.9, [1.0] * 5), (40.0, [1.0] * 5)],
+)
+def test_no_question_outlasts_the_deadline_by_more_than_a_second(
+    monkeypatch: pytest.MonkeyPatch, elapsed: float, given: t.List[float]
+) -> None:
+    """Whatever of the host hangs: systemd, journald, who resolves names, who tells sockets, who runs containers."""
+    systemd = Systemd(monkeypatch, state())
+    asked: t.Dict[str, float] = {}
+    monkeypatch.setattr(_journal, "journal", lambda _unit, timeout, **_more: asked.update(journal=timeout) or [])
+    monkeypatch.setattr(_journal, "remarks", lambda timeout: asked.update(journal=timeout) or [])
+    monkeypatch.setattr(_listening, "addresses_of", lambda _host, timeout: asked.update(names=timeout) or [])
+    monkeypatch.setattr(_listening, "activated", lambda _unit, _port, timeout: bool(asked.update(sockets=timeout)))
+    clock = FakeClock()
+    one = target("http://engine:9")
+    one.bound(Deadline(30.0, clock))
+    clock.now = elapsed
+    one.unit()
+    one.log(state())
+    one.knock()
+    one._activated(UNIT)
+    tracker = one.members.patience(_members.TRACKING)
+    assert [systemd.given, asked["journal"], asked["names"], asked["sockets"], tracker] == pytest.approx(given)
+    one.close()
 
 
 @pytest.mark.parametrize(
@@ -293,7 +325,7 @@ def test_without_a_unit_there_is_neither_a_journal_nor_a_state() -> None:
 def test_a_name_is_looked_up_for_a_knock_and_not_at_each_one(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: t.List[str] = []
 
-    def addresses_of(host: str) -> t.List[str]:
+    def addresses_of(host: str, _timeout: float) -> t.List[str]:
         asked.append(host)
         raise _target.ServingError("no such host")
 

@@ -21,6 +21,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _wait_state,
     _waiting,
 )
+from ansible_collections.gpuops.serving.plugins.module_utils._deadline import LATE
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_device import Device, Holder, Identity
@@ -348,6 +349,41 @@ def test_who_else_holds_the_gpus_is_named_when_their_memory_ran_out(
         "process 11, which is not in the process table here, has the device node open on GPU 0",
     ]
     assert asked == [(["0"], _waiting.HOLDERS_LIMIT)]
+
+
+def test_who_holds_the_gpus_is_not_asked_for_long_at_the_end_of_the_time(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deadline is one of all of the wait, and the last answer costs a second at most."""
+    out_of_memory(planned.service)
+    died = planned.service.state
+    planned.service.state = lambda now: died(now) if now >= 6.0 else changed()
+    planned.service.lines = lambda now: ["CUDA out of memory"] if now >= 6.0 else []
+    loading(planned.service, 9999)
+    asked = holders(monkeypatch)
+    assert planned.run(gpus=["0"], timeout=6.5, stall_timeout=6.5)["verdict"] == "dead"
+    assert asked == [(["0"], LATE)]
+
+
+@pytest.mark.parametrize("resume", [None, _wait_request.request(0.0, True)])
+def test_what_a_wait_opened_is_released_however_it_ends(planned: Planned, resume: t.Optional[str]) -> None:
+    assert planned.run(resume=resume)["verdict"] == "ready"
+    assert planned.service.closed == 1
+
+    def broken(now: bool = False) -> t.Any:
+        raise ServingError("no systemd")
+
+    planned.service.unit = broken  # type: ignore[method-assign]
+    with pytest.raises(ServingError):
+        planned.run(resume=resume)
+    assert planned.service.closed == 2
+
+
+def test_a_slice_that_hands_on_releases_too(planned: Planned) -> None:
+    loading(planned.service, 9999)
+    planned.service.cpu = lambda now: now
+    found = planned.run(resume=_wait_request.request(0.0, True))
+    assert ("resume" in found, planned.service.closed) == (True, 1)
 
 
 def test_who_holds_the_gpus_is_not_asked_for_nothing(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
