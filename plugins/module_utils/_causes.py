@@ -160,7 +160,12 @@ VAGUE = (
 )
 
 # The options that a server starts with, and requests, may hold any word.
-NO_CAUSE = re.compile(r"server_args=|non-default args:|args: namespace|\"(?:get|post|head|put|delete) /", re.I)
+# vLLM warns on every start under a low limit of open files, and quotes what may come of it.
+NO_CAUSE = re.compile(
+    r"server_args=|non-default args:|args: namespace|\"(?:get|post|head|put|delete) /|"
+    r"found ulimit of \d+ and failed to automatically increase",
+    re.I,
+)
 LINE_WIDTH = 1000  # characters of a line that are told
 BEFORE = 200  # of them before what names the cause
 OUT_OF_MEMORY = ("gpu_out_of_memory", "host_out_of_memory")

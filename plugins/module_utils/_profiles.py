@@ -79,12 +79,18 @@ VLLM = Profile(
     tokens=("vllm:generation_tokens_total",),
     prompt_tokens=("vllm:prompt_tokens_total",),
     phases=(
-        Phase(r"initializing a v\d llm engine", "initialising", (0, 3)),
+        Phase(r"resolved architecture|initializing a v\d llm engine", "initialising", (0, 3)),
         Phase(_WEIGHTS, "loading_weights", (3, 60)),
-        Phase(r"torch\.compile|dynamo bytecode transform|compiling a graph", "compiling", (60, 75)),
+        # --enforce-eager announces that it disables torch.compile.
+        Phase(
+            r"starting torch\.compile|torch\.compile (?:took|takes|and initial)|for vllm's torch\.compile|"
+            r"dynamo bytecode transform|compiling a graph|load the compiled graph",
+            "compiling",
+            (60, 75),
+        ),
         Phase(r"kv cache size|available kv cache memory", "allocating_kv_cache", (75, 80)),
         Phase(_GRAPHS, "capturing_graphs", (80, 95)),
-        Phase(r"warming up|warmup model took|\bwarmup:", "warming_up", (95, 99)),
+        Phase(r"warming up|warmup model\)? took|\bwarmup:", "warming_up", (95, 99)),
         Phase(_STARTED, "started", (100, 100)),
     ),
     fatal=((r"to serve at least one request with the model.{0,40} max seq len", "gpu_out_of_memory"),),
