@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import struct
 import typing as t
 import zlib
 
@@ -21,6 +22,8 @@ READ_LIMIT = 1 << 20  # bytes that one look takes in; of more, the last ones
 PENDING_LIMIT = 64 << 10  # of a line that does not end
 MARK = 64  # bytes before the place where it goes on: others there mean that the file was begun anew
 PATIENCE = 1.0  # seconds for a file system that does not answer
+# Of statx(2): the file that a number stands for, the bit of the time at which it was made, and where that is.
+AT_EMPTY_PATH, STATX_BTIME, BTIME_AT, STATX_SIZE = 0x1000, 0x800, 80, 256
 
 
 class LogFile:
@@ -39,7 +42,9 @@ class LogFile:
         self._pending = b""  # a line that has not ended
         self._shown = False  # whether it was told of all the same
         self._looked = False
-        self.written: t.Optional[float] = None  # when the old lines were, by the clock of the wall
+        # When the file was written last before the first look, and when it was made, by the clock of the wall.
+        self.written: t.Optional[float] = None
+        self.born: t.Optional[float] = None
         self._key = "log-file-%08x" % zlib.crc32(os.fsencode(path))
         self._child: t.Optional[_standby.Standby] = None
         self._stuck: t.Optional[t.List[int]] = None  # one that an earlier process left: its number and start
@@ -61,7 +66,7 @@ class LogFile:
             self._say("its file system does not answer")
             return []
         self._take_place(answer["place"])
-        self.warnings, self.written = answer["warnings"], answer["written"]
+        self.warnings, self.written, self.born = answer["warnings"], answer["written"], answer["born"]
         return [(line, new) for line, new in answer["lines"]]
 
     def _say(self, why: str) -> None:
@@ -104,7 +109,8 @@ class LogFile:
     def _look(self) -> t.Dict[str, t.Any]:
         """Runs in the child, where all that is open stays open."""
         lines = self._read()
-        return {"lines": lines, "warnings": self.warnings, "written": self.written, "place": self._place()}
+        times = {"written": self.written, "born": self.born}
+        return {"lines": lines, "warnings": self.warnings, "place": self._place(), **times}
 
     def _read(self) -> t.List[t.Tuple[str, bool]]:
         first = not self._looked
@@ -166,7 +172,7 @@ class LogFile:
     def _last(self) -> t.List[str]:
         """The last lines that are there already; from here on every line is new."""
         status = os.fstat(self._number)
-        size, self.written = status.st_size, status.st_mtime
+        size, self.written, self.born = status.st_size, status.st_mtime, _born(self._number)
         begin = max(0, size - FIRST_BYTES)
         data = os.pread(self._number, size - begin, begin)
         self._offset, self._mark = begin + len(data), data[-MARK:]
@@ -218,3 +224,19 @@ class LogFile:
         """What stood unfinished in a file that is gone."""
         pending, self._pending = self._pending, b""
         return [] if self._shown else _logtext.lines_of(pending)
+
+
+def _born(number: int) -> t.Optional[float]:
+    """When an open file was made; None where the file system or the C library does not tell."""
+    try:
+        import ctypes
+
+        answer = ctypes.create_string_buffer(STATX_SIZE)
+        if ctypes.CDLL(None).statx(number, b"", AT_EMPTY_PATH, STATX_BTIME, answer) != 0:
+            return None
+    except (ImportError, OSError, AttributeError):
+        return None
+    if not struct.unpack_from("=I", answer)[0] & STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", answer, BTIME_AT)
+    return float(seconds) + nanoseconds / 1e9

@@ -18,6 +18,7 @@ from . import (
     _knock,
     _listening,
     _logfile,
+    _loglife,
     _members,
     _processes,
     _sockets,
@@ -36,7 +37,6 @@ UNIT_AGE = 2.0  # seconds for which the state of a unit holds while its main pro
 SOCKETS_AGE = 10.0  # seconds for which the ports of a unit are known
 DOUBT_AGE = 5.0  # seconds for which an answer holds that took a look at all processes and explained nothing
 RESOLVE_AGAIN = 10.0
-LAST_LINES = 100  # of a log file: those before may be of an earlier life
 SAVED = 1  # the version of what is saved
 
 
@@ -137,16 +137,15 @@ class HostTarget:
 
     @staticmethod
     def _of_file(file: _logfile.LogFile, state: _systemd.UnitState) -> t.List[t.Tuple[str, bool]]:
-        """Its lines. Of a unit that was dead before the first look the old ones are all that tells why."""
+        """Its lines. Of those that were there at the first look the ones count that surely are of this life."""
         found = file.read()
+        old = [line for line, new in found if not new]
         began = state.began
-        if not state.at_rest or began is None or file.written is None:
+        if not old or not state.tells_of_life or began is None or file.written is None:
             return found
-        since_boot = file.written - (time.time() - time.clock_gettime(time.CLOCK_BOOTTIME))
-        if since_boot < began.earliest - _systemd.SLACK:
-            return found  # written before its last life
-        last = len(found) - LAST_LINES
-        return [(line, new or at >= last) for at, (line, new) in enumerate(found)]
+        wall = began.latest + time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        first = _loglife.first_of_life(old, wall, file.written, file.born)
+        return [(line, new or at >= first) for at, (line, new) in enumerate(found)]
 
     def _line_of_callers(self) -> t.Set[int]:
         self._callers = self._callers or self.members.line()

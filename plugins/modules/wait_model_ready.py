@@ -68,6 +68,8 @@ options:
   log_path:
     description:
       - A file that the engine writes its log to, where that is not the journal. It may appear later, and be rotated.
+      - Of the lines that are in it at the first look, those count that surely are of the present life of the unit, by
+        their time stamps or because the file is younger than that life. Else only the last one may.
       - Default is that of O(service), else the journal is read.
     type: str
   tier:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import threading
 import time
@@ -59,6 +60,22 @@ class Host:
         lines += ["[Unit]", *("%s=%s" % pair for pair in limits.items())]
         text = "\\n".join(lines)
         self.run("printf '%b\\n' \"" + text + '" > /run/systemd/system/' + unit)
+        self.run("systemctl daemon-reload; systemctl start --no-block " + unit)
+        return unit
+
+    def script(self, text: str, **properties: str) -> str:
+        """Write and start a unit that runs a shell script."""
+        self.count += 1
+        unit = "fake-%d.service" % self.count
+        lines = ["[Unit]", "StartLimitBurst=2", "StartLimitIntervalSec=600"]
+        lines += ["[Service]", "ExecStart=/bin/sh /opt/fake/%d.sh" % self.count]
+        lines += ["%s=%s" % pair for pair in properties.items()]
+        for path, content in (
+            ("/opt/fake/%d.sh" % self.count, text),
+            ("/run/systemd/system/" + unit, "\n".join(lines)),
+        ):
+            coded = base64.b64encode((content + "\n").encode()).decode()
+            self.run("echo %s | base64 -d > %s" % (coded, path))
         self.run("systemctl daemon-reload; systemctl start --no-block " + unit)
         return unit
 
@@ -165,6 +182,71 @@ def test_a_main_process_that_is_killed_in_mid_load_is_dead_within_two_seconds(ol
     assert answer[0]["cause"]["kind"] == "killed"
 
 
+STAMP = "$(date '+INFO %m-%d %H:%M:%S') [x.py:1] "
+OLD_WORDS = "torch.OutOfMemoryError: CUDA out of memory"
+# Two lives: the first one says of what it died, and the second one too, before anybody looks.
+TWO_LIVES = """
+if [ ! -e /run/fake-lives ]; then
+    touch /run/fake-lives
+    echo "%(stamp)s%(old)s"
+    exit 1
+fi
+echo "%(stamp)sloading"
+sleep 1.5
+echo "%(stamp)s%(words)s"
+sleep %(then)s
+exit 3
+"""
+
+
+def is_awake(host: Host, unit: str) -> bool:
+    return host.run("systemctl is-active " + unit, checked=False).strip() in ("active", "activating")
+
+
+@pytest.mark.parametrize(
+    ("stamp", "words", "then", "kind"),
+    [
+        (STAMP, "OSError: [Errno 98] address already in use", 9, "port_in_use"),
+        (STAMP, "all is well", 9, "exited"),
+        (STAMP, "OSError: [Errno 98] address already in use", 0, "port_in_use"),
+        # Without stamps, only of the last line it is known that it is of this life.
+        ("", "OSError: [Errno 98] address already in use", 9, "port_in_use"),
+        ("", "all is well", 9, "exited"),
+        ("", "all is well", 0, "exited"),
+    ],
+)
+def test_what_this_life_said_in_a_log_file_before_the_first_look_is_its_cause(
+    host: Host, stamp: str, words: str, then: int, kind: str
+) -> None:
+    host.run("rm -f /run/fake-lives /run/fake-log; touch -d yesterday /run/fake-log")
+    text = TWO_LIVES % {"stamp": stamp, "old": OLD_WORDS, "words": words, "then": then}
+    unit = host.script(text, Restart="on-failure", RestartSec="2.5", StandardOutput="append:/run/fake-log")
+    until = time.monotonic() + 30
+    while words not in host.run("cat /run/fake-log") or (not then and is_awake(host, unit)):
+        assert time.monotonic() < until
+        time.sleep(0.3)
+    found = host.wait(unit, log_path="/run/fake-log", timeout=40, stall_timeout=40)
+    assert found["verdict"] == "dead", found
+    assert (found["cause"] or {"kind": "exited"})["kind"] == kind
+    assert OLD_WORDS not in str(found["cause"])
+    assert any(OLD_WORDS in line for line in found["log_tail"])
+
+
+def test_a_systemctl_that_hangs_does_not_hold_up_the_end(host: Host) -> None:
+    unit = host.unit("--load 60 --log silent --burn")
+    answer: t.List[t.Dict[str, t.Any]] = []
+    waiting = threading.Thread(target=lambda: answer.append(host.wait(unit, timeout=20, stall_timeout=20)))
+    waiting.start()
+    try:
+        time.sleep(10)
+        host.run("printf '#!/bin/sh\\nexec sleep 60\\n' > /usr/local/bin/systemctl; chmod 755 /usr/local/bin/systemctl")
+        waiting.join(60)
+    finally:
+        host.run("rm -f /usr/local/bin/systemctl")
+    assert answer[0]["verdict"] == "progressing", answer
+    assert 20 <= answer[0]["elapsed"] <= 21.5
+
+
 def test_another_program_on_the_port_is_the_wrong_server(old: Host) -> None:
     old.run("systemd-run --quiet --unit=fake-web python3 -m http.server %d" % PORT)
     found = old.wait(old.unit("--load 20"))
@@ -177,7 +259,7 @@ def test_a_port_that_is_taken_is_named_when_the_engine_gives_up(old: Host) -> No
     old.run("systemd-run --quiet --unit=fake-web python3 -m http.server %d" % PORT)
     unit = old.unit("--load 0")
     until = time.monotonic() + 15
-    while old.run("systemctl is-active " + unit, checked=False).strip() in ("active", "activating"):
+    while is_awake(old, unit):
         assert time.monotonic() < until, "the engine did not give up"
         time.sleep(0.5)
     found = old.wait(unit)

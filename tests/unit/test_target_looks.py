@@ -253,30 +253,92 @@ def started(seconds_ago: float) -> t.Dict[str, str]:
     return {"ExecMainStartTimestampMonotonic": "%d" % (stamp * 1e6)}
 
 
+DEAD = {"active_state": "failed", "sub_state": "failed", "main_pid": 0}
+
+
 @pytest.mark.parametrize(
-    ("fields", "ago", "own"),
+    ("fields", "ago", "age", "own"),
     [
-        ({"active_state": "failed", "sub_state": "failed", "main_pid": 0}, 5, True),
-        ({"active_state": "inactive", "sub_state": "dead", "main_pid": 0}, 5, True),
-        # It runs: nobody can tell which of these lines are older than what it does now.
-        ({}, 5, False),
-        ({"active_state": "failed", "main_pid": 0, "job": 7}, 5, False),
+        # The file is younger than the life: all of it is of this life, also while it runs.
+        (DEAD, 5, 0, 500),
+        ({"active_state": "inactive", "sub_state": "dead", "main_pid": 0}, 5, 0, 500),
+        ({}, 5, 0, 500),
+        ({"active_state": "activating", "sub_state": "auto-restart", "main_pid": 0}, 5, 0, 500),
+        # It is older, and its lines have no stamps: only what was written last surely is of this life.
+        (DEAD, 5, 60, 1),
+        ({}, 5, 60, 1),
+        # The main process that systemd tells of is not that of the life that begins.
+        ({"active_state": "failed", "main_pid": 0, "job": 7}, 5, 0, 0),
+        ({"active_state": "activating", "sub_state": "start-pre", "main_pid": 0}, 5, 0, 0),
         # Nobody has written since it was started last, or it never was.
-        ({"active_state": "failed", "main_pid": 0}, -60, False),
-        ({"active_state": "failed", "main_pid": 0}, None, False),
+        (DEAD, -60, 120, 0),
+        ({}, -60, 120, 0),
+        (DEAD, None, 0, 0),
     ],
 )
-def test_what_a_unit_that_was_dead_at_the_first_look_wrote_to_its_log_file_is_its_own(
-    tmp_path: pathlib.Path, fields: t.Dict[str, t.Any], ago: t.Optional[float], own: bool
+def test_what_was_in_a_log_file_before_the_first_look_counts_when_it_is_of_this_life(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fields: t.Dict[str, t.Any],
+    ago: t.Optional[float],
+    age: float,
+    own: int,
 ) -> None:
     path = tmp_path / "log"
     path.write_text("".join("line %d\n" % number for number in range(500)))
+    monkeypatch.setattr(_logfile, "_born", lambda _number: time.time() - age)
     one = target(log_path=str(path))
     one._journal = Journal()  # type: ignore[assignment]
     found = one.log(state(**fields, raw={} if ago is None else started(ago)))
     assert [line for line, _own in found] == ["line %d" % number for number in range(500)]
-    assert [line for line, is_own in found if is_own] == (["line %d" % n for n in range(400, 500)] if own else [])
+    assert [line for line, is_own in found if is_own] == ["line %d" % number for number in range(500 - own, 500)]
     one.close()
+
+
+@pytest.mark.parametrize(("result", "own"), [("exit-code", 0), ("start-limit-hit", 500)])
+def test_a_life_that_ended_before_its_main_process_was_started_wrote_nothing(
+    tmp_path: pathlib.Path, result: str, own: int
+) -> None:
+    """ExecStartPre= failed, and the main process that systemd tells of was one of the life before."""
+    path = tmp_path / "log"
+    path.write_text("CUDA out of memory\n" * 500)
+    one = target(log_path=str(path))
+    one._journal = Journal()  # type: ignore[assignment]
+    raw = {**started(60), "InactiveExitTimestampMonotonic": started(30)["ExecMainStartTimestampMonotonic"]}
+    found = one.log(state(**DEAD, result=result, raw=raw))
+    assert sum(is_own for _line, is_own in found) == own
+    one.close()
+
+
+def test_by_its_stamps_a_log_file_tells_of_each_life_apart(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    now = time.time()
+
+    def line(age: float, text: str) -> str:
+        return "INFO %s [x.py:1] %s\n" % (time.strftime("%m-%d %H:%M:%S", time.localtime(now - age)), text)
+
+    path.write_text(
+        line(90, "CUDA out of memory") + "RuntimeError\n" + line(50, "loading") + "address already in use\n"
+    )
+    monkeypatch.setattr(_logfile, "_born", lambda _number: None)
+    one = target(log_path=str(path))
+    one._journal = Journal()  # type: ignore[assignment]
+    found = one.log(state(raw=started(60)))
+    assert [own for _line, own in found] == [False, False, True, True]
+    one.close()
+
+
+def test_the_time_at_which_a_file_was_made_is_told(tmp_path: pathlib.Path) -> None:
+    before = time.time()
+    path = tmp_path / "log"
+    path.write_text("x")
+    os.utime(path, (1.0, 1.0))
+    with path.open() as stream:
+        found = _logfile._born(stream.fileno())
+    assert found is None or before - 1.0 <= found <= time.time() + 1.0
+    assert _logfile._born(-1) is None
 
 
 def test_what_cannot_be_seen_of_processes_is_said_once() -> None:
