@@ -25,6 +25,7 @@ FAILURES = ("error_response", "empty_response", "misconfigured")
 FAILED_GENERATIONS = 3  # answers of that kind in a row that make a wedge
 FAILING = 5.0  # seconds that they must have lasted: an engine that still loads can fail faster than it loads
 GET_TIMEOUT = 5.0
+STEADY = 3.0  # seconds that a main process has to live: one that fails at once, again and again, is active in between
 # A port that opens late is the last step of a load; one that is open early is asked less often after a while.
 KNOCKS, PEEKS, LATER_PEEKS, LATER = 0.1, 0.2, 0.5, 30.0
 NOBODY = ("none", "translated")
@@ -56,6 +57,8 @@ class Ladder:
         self._heard: t.Optional[bool] = None
         self._peeked: t.Optional[int] = None
         self._changed = deadline.start  # when the first tier that is missing became it
+        self._runs = False  # whether the unit does, for however short a time
+        self._steady_at = float("-inf")
 
     # What others ask of it
 
@@ -67,8 +70,11 @@ class Ladder:
 
     @property
     def missing(self) -> t.Optional[Tier]:
-        """The first tier that is not reached."""
-        return next((tier for tier in self.tiers if tier.reached is False), None)
+        """The first tier that is not reached; a unit that has only begun to run hides none that is above it."""
+        absent = [tier for tier in self.tiers if tier.reached is False]
+        if len(absent) > 1 and absent[0].name == "unit" and self._runs:
+            return absent[1]
+        return absent[0] if absent else None
 
     @property
     def listed(self) -> bool:
@@ -95,6 +101,7 @@ class Ladder:
         self._doubts.clear()
         self._failed, self.side, self.proof = 0, None, None
         self._silence, self._outcome, self._heard, self._peeked = "", "answered", None, None
+        self._runs = False
         for tier in self.tiers:
             tier.reached, tier.at, tier.detail = False, None, ""
 
@@ -106,6 +113,31 @@ class Ladder:
                     self._changed = self.deadline.clock.monotonic()
                     self.progress.moved("tier")
                 tier.reached, tier.detail = reached, detail
+
+    def unit(self, runs: bool, detail: str, since: t.Optional[float]) -> None:
+        """What systemd says: whether it runs, and since when its main process does, by the clock of the deadline.
+
+        It is stable when that process has lived for a while, or has made a token. To go on living is no movement.
+        """
+        if runs and not self._runs:
+            self.progress.moved("tier")
+        now = self.deadline.clock.monotonic()
+        self._runs, self._steady_at = runs, float("-inf") if since is None else since + STEADY
+        tier, generates = self.tiers[0], self.tiers[-1].name == "generation" and self.tiers[-1].reached
+        if runs and not generates and now < self._steady_at:
+            detail += " for %.1f s, and not yet stable" % max(0.0, now - self._steady_at + STEADY)
+            runs = False
+        if runs and not tier.reached:
+            tier.at = round(self.deadline.elapsed, 3)
+            self._changed = now
+        tier.reached, tier.detail = runs, detail
+
+    @property
+    def steady_in(self) -> t.Optional[float]:
+        """Seconds until the unit will be stable if it goes on to run; None where that is not the question."""
+        if not self._runs or self.tiers[0].reached:
+            return None
+        return max(0.0, self._steady_at - self.deadline.clock.monotonic())
 
     def without_unit(self) -> None:
         for tier in self.tiers[:2]:
@@ -288,6 +320,8 @@ class Ladder:
         side = self.side = self._attempt(limit, watch)
         if side.verdict in ("ok", "slow"):
             self.mark("generation", True, "a token after %.2f s" % (side.ttft or 0.0))
+            if self.steady_in is not None:
+                self.mark("unit", True, "its main process has made a token")
             return None
         self.mark("generation", False, "%s: %s" % (side.verdict, side.error))
         if side.verdict in ("auth_error", "wrong_model"):
@@ -382,6 +416,7 @@ class Ladder:
             "heard": self._heard,
             "peeked": self._peeked,
             "changed": self._changed,
+            "runs": self._runs,
         }
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
@@ -395,3 +430,4 @@ class Ladder:
         self._failed, self._failing = saved["failed"], saved["failing"]
         self._silence, self._outcome = saved["silence"], saved["outcome"]
         self._heard, self._peeked, self._changed = saved["heard"], saved["peeked"], saved["changed"]
+        self._runs = saved["runs"]

@@ -192,6 +192,8 @@ class Wait:
         pause = min(self._pause, self.options.interval, self.deadline.remaining)
         if self.state is not None and not self.progress.window.stalled:
             pause = min(pause, self.progress.window.remaining)
+        if self.ladder.steady_in is not None:
+            pause = min(pause, self.ladder.steady_in)
         self._pause *= SLOWER
         self._next = self.deadline.clock.monotonic() + pause
 
@@ -270,7 +272,7 @@ class Wait:
         detail = "%s (%s)" % (state.active_state, state.sub_state)
         if state.main_pid:
             detail += ", main process %d" % state.main_pid
-        self.ladder.mark("unit", runs, detail)
+        self.ladder.unit(runs, detail, state.main_since if state.main_pid else None)
         return None
 
     def _count_restarts(self, before: UnitState, state: UnitState) -> None:

@@ -55,8 +55,7 @@ PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
     "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,TriggeredBy,SupplementaryGroups,"
-    "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User,IPIngressBytes,"
-    "InactiveExitTimestampMonotonic"
+    "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User,IPIngressBytes"
 )
 UNIT_TYPES = (
     ".service",
@@ -169,18 +168,14 @@ class UnitState:
         return _moment(number(self.raw.get("ExecMainStartTimestampMonotonic", "")))
 
     @property
-    def tells_of_life(self) -> bool:
-        """Whether :attr:`began` is of the life that the unit has, or of its last one when it is over.
+    def main_since(self) -> float | None:
+        """When the main process was started last, by the monotonic clock; None where systemd knows of no start."""
+        return number(self.raw.get("ExecMainStartTimestampMonotonic", "")) / 1e6 or None
 
-        Before the main process is started, and when it never was because a command before it failed, it is of an
-        earlier life. A start that the limit refuses is no life.
-        """
-        if self.main_pid or self.between_lives:
-            return True
-        began, left = (
-            number(self.raw.get(key + "TimestampMonotonic", "")) for key in ("ExecMainStart", "InactiveExit")
-        )
-        return self.at_rest and (began >= left or self.result == "start-limit-hit")
+    @property
+    def tells_of_life(self) -> bool:
+        """Whether :attr:`began` is of the life that the unit has, or of its last one when it is over."""
+        return bool(self.main_pid) or self.between_lives or self.at_rest
 
     @property
     def ended(self) -> Moment | None:

@@ -10,7 +10,7 @@ module: wait_model_ready
 short_description: Wait for a model as long as it moves, and say why when it does not
 version_added: 1.0.0
 description:
-  - Climbs the tiers C(unit) (active), C(listener) (the port is open and belongs to the unit), C(health), C(model) (the
+  - Climbs the tiers C(unit) (active, its main process stable), C(listener) (the port is open and belongs to the unit), C(health), C(model) (the
     right one is listed) and C(generation) (one token came back), and returns as soon as O(tier) is reached.
   - Tells a slow start from one that hangs. As long as anything moves, the wait goes on until O(timeout); when nothing
     has moved for O(stall_timeout), it ends.
@@ -73,7 +73,9 @@ options:
       - Default is that of O(service), else the journal is read.
     type: str
   tier:
-    description: The tier to reach.
+    description:
+      - The tier to reach.
+      - V(unit) is reached when the unit is active and its main process has lived for 3 seconds or made a token.
     type: str
     choices: [unit, listener, health, model, generation]
     default: generation

@@ -249,7 +249,9 @@ def test_a_systemctl_that_hangs_does_not_hold_up_the_end(host: Host) -> None:
 
 def test_another_program_on_the_port_is_the_wrong_server(old: Host) -> None:
     old.run("systemd-run --quiet --unit=fake-web python3 -m http.server %d" % PORT)
-    found = old.wait(old.unit("--load 20"))
+    unit = old.unit("--load 20")
+    time.sleep(3)  # until it counts as stable
+    found = old.wait(unit)
     assert (found["verdict"], found["tier_reached"]) == ("wrong_server", "unit")
     assert "fake-web.service" in found["msg"]
     assert found["elapsed"] < 5

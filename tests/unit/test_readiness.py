@@ -459,6 +459,108 @@ def test_what_the_caller_raises_ends_a_wait_at_once() -> None:
         assert service.clock.now < 23
 
 
+def since(moment: float, **fields: t.Any) -> UnitState:
+    """A unit whose main process was started at a moment of the clock."""
+    return changed(raw={"ExecMainStartTimestampMonotonic": "%d" % (moment * 1e6)}, **fields)
+
+
+@pytest.mark.parametrize("interval", [0.3, 1.0, 30.0])
+@pytest.mark.parametrize(
+    ("began", "ready"), [(100.0, 103.0), (99.0, 102.0), (98.3, 101.3), (97.0, 100.0), (5.0, 100.0)]
+)
+def test_the_unit_is_reached_when_its_main_process_has_lived_for_a_while(
+    began: float, ready: float, interval: float
+) -> None:
+    service = Service()
+    service.clock.now = 100.0
+    service.state = lambda now: since(began)
+    found = service.wait(tier="unit", interval=interval)
+    assert (found.verdict, found.seconds) == ("ready", pytest.approx(ready, abs=0.002))
+    (tier,) = found.wait.tiers
+    assert (tier.reached, tier.at) == (True, pytest.approx(ready - 100.0, abs=0.002))
+    assert tier.detail == "active (running), main process 10"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"active_state": "activating", "sub_state": "start-post"},
+        {"active_state": "reloading", "sub_state": "reload"},
+    ],
+)
+def test_a_main_process_that_runs_counts_whatever_the_unit_is_called(fields: t.Dict[str, t.Any]) -> None:
+    service = Service()
+    service.clock.now = 100.0
+    service.state = lambda now: since(100.0, **fields)
+    assert service.wait(tier="unit").seconds == pytest.approx(103.0, abs=0.002)
+
+
+def test_a_unit_without_a_main_process_is_reached_when_it_is_active() -> None:
+    service = Service()
+    service.state = lambda now: changed(sub_state="exited", main_pid=0)
+    assert service.wait(tier="unit").seconds < 0.1
+
+
+def test_a_unit_that_is_active_between_one_failure_and_the_next_is_never_reached() -> None:
+    """It exits two seconds after each start: a look at the word "active" alone would call it well."""
+    service = Service()
+    service.clock.now = 100.0
+
+    def state(now: float) -> UnitState:
+        lives = int((now - 100) // 4)
+        if now % 4 < 2:
+            return since(100.0 + 4 * lives, n_restarts=lives, invocation_id="i%d" % lives, main_pid=10 + lives)
+        return changed(
+            active_state="activating",
+            sub_state="auto-restart",
+            n_restarts=lives,
+            invocation_id="i%d" % lives,
+            main_pid=0,
+        )
+
+    service.state = state
+    found = service.wait(tier="unit", max_restarts=3)
+    assert (found.verdict, found.wait.reached) == ("restart_loop", "")
+
+
+def test_a_unit_that_is_not_stable_yet_says_so() -> None:
+    service = Service()
+    service.clock.now = 100.0
+    service.state = lambda now: since(100.0)
+    found = service.wait(tier="unit", timeout=2)
+    assert (found.verdict, found.seconds) == ("stalled", 102.0)
+    assert found.wait.tiers[0].detail == "active (running), main process 10 for 2.0 s, and not yet stable"
+
+
+@pytest.mark.parametrize(("tier", "ready"), [("generation", 101.1), ("model", 103.0), ("listener", 103.0)])
+def test_a_token_proves_more_than_the_age_of_the_main_process(tier: str, ready: float) -> None:
+    service = Service()
+    service.clock.now = 100.0
+    loading(service, 101.0)
+    service.state = lambda now: since(100.0)
+    found = service.wait(tier=tier, interval=30.0)
+    assert (found.verdict, found.seconds) == ("ready", pytest.approx(ready, abs=0.15))
+    assert [one.reached for one in found.wait.tiers] == [True] * len(found.wait.tiers)
+    # What is above the unit is not looked at any later than without that.
+    assert found.wait.tiers[1].at == pytest.approx(1.0, abs=0.15)
+
+
+def test_to_go_on_living_is_no_movement() -> None:
+    service = Service()
+    service.clock.now = 100.0
+    loading(service, 9999)
+    service.state = lambda now: since(99.0)
+    found = service.wait(timeout=600, stall=30)
+    assert (found.verdict, found.seconds) == ("stalled", pytest.approx(130.0, abs=0.1))
+    assert (found.wait.reached, found.wait.live()["missing"]) == ("unit", "listener")
+
+
+def young(service: Service) -> None:
+    loading(service, 100)
+    service.cpu = lambda now: now
+    service.state = lambda now: since(0.5 if now < 50 else 50.0, n_restarts=int(now >= 50))
+
+
 def blind_for_a_while(service: Service) -> None:
     loading(service, 100)
     service.cpu = lambda now: now
@@ -488,7 +590,7 @@ def restarting_in_two_steps(service: Service) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [blind_for_a_while, never_moving, between_lives, failing_fast, restarting_in_two_steps]
+    "case", [young, blind_for_a_while, never_moving, between_lives, failing_fast, restarting_in_two_steps]
 )
 @pytest.mark.parametrize("every", [2, 7])
 def test_another_process_goes_on_as_if_there_were_only_one(case: t.Callable[[Service], None], every: int) -> None:

@@ -295,21 +295,6 @@ def test_what_was_in_a_log_file_before_the_first_look_counts_when_it_is_of_this_
     one.close()
 
 
-@pytest.mark.parametrize(("result", "own"), [("exit-code", 0), ("start-limit-hit", 500)])
-def test_a_life_that_ended_before_its_main_process_was_started_wrote_nothing(
-    tmp_path: pathlib.Path, result: str, own: int
-) -> None:
-    """ExecStartPre= failed, and the main process that systemd tells of was one of the life before."""
-    path = tmp_path / "log"
-    path.write_text("CUDA out of memory\n" * 500)
-    one = target(log_path=str(path))
-    one._journal = Journal()  # type: ignore[assignment]
-    raw = {**started(60), "InactiveExitTimestampMonotonic": started(30)["ExecMainStartTimestampMonotonic"]}
-    found = one.log(state(**DEAD, result=result, raw=raw))
-    assert sum(is_own for _line, is_own in found) == own
-    one.close()
-
-
 def test_by_its_stamps_a_log_file_tells_of_each_life_apart(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
