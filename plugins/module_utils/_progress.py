@@ -209,6 +209,11 @@ class Progress:
         self._most_gpu = activity.gpu_memory
         return True
 
+    @property
+    def deaf(self) -> bool:
+        """Whether what the service receives from the network is counted nowhere, so that it cannot show."""
+        return self._sample is not None and not self._sample[1].network
+
     def movement(self) -> t.Dict[str, float]:
         """Seconds since each sign last moved."""
         now = self.window.deadline.clock.monotonic()

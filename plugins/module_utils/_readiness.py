@@ -86,8 +86,7 @@ class Wait:
                 ending.cause = self.progress.cause
                 if ending.verdict in ("dead", "restart_loop"):
                     ending.cause = self._known()
-                if self._excuse:
-                    self.target.warnings.append(self._excuse)
+                self.target.warnings += [text for text in (self._excuse, self._unseen(ending)) if text]
                 return ending
             self._plan(climbed=self.ladder.reached != reached)
 
@@ -346,6 +345,15 @@ class Wait:
             return Ending("stalled", "not ready after %g s, and nothing moved: %s" % (seconds, self._missing()))
         text = "not ready after %g s, but something moved %.0f s ago: %s"
         return Ending("progressing", text % (seconds, window.age, self._missing()))
+
+    def _unseen(self, ending: Ending) -> str:
+        """What may have moved although it does not show, where that matters."""
+        if ending.verdict != "stalled" or self.state is None or not self.progress.deaf:
+            return ""
+        text = 'what the unit "%s" receives from the network is no sign of movement, because it is not counted: '
+        counted = self.state.raw.get("IPAccounting") == "yes"
+        why = "systemd cannot on this host" if counted else 'set "IPAccounting=yes" in it'
+        return text % self.state.name + why
 
     def _missing(self) -> str:
         assert self.state is not None

@@ -55,7 +55,7 @@ PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
     "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,TriggeredBy,SupplementaryGroups,"
-    "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User,IPIngressBytes"
+    "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User,IPAccounting,IPIngressBytes"
 )
 UNIT_TYPES = (
     ".service",

@@ -49,6 +49,7 @@ class Service:
         self.cpu: t.Callable[[float], float] = lambda now: 0.0
         self.read: t.Callable[[float], int] = lambda now: 0
         self.memory: t.Callable[[float], int] = lambda now: 0
+        self.network: t.Dict[str, int] = {"unit a": 0}
         self.lines: t.Callable[[float], t.List[str]] = lambda now: []
         self.port: t.Callable[[float], Listener] = lambda now: Listener("owned")
         self.health: t.Callable[[float], _http.Answer] = lambda now: _http.Answer("u", status=200)
@@ -72,7 +73,7 @@ class Service:
 
     def activity(self, state: UnitState) -> Activity:
         now = self.clock.now
-        return Activity({(10, 1): Usage(self.cpu(now), self.read(now), self.memory(now))})
+        return Activity({(10, 1): Usage(self.cpu(now), self.read(now), self.memory(now))}, None, self.network)
 
     def log(self, state: UnitState) -> t.List[t.Tuple[str, bool]]:
         return [(line, True) for line in self.lines(self.clock.now)]

@@ -561,6 +561,43 @@ def young(service: Service) -> None:
     service.state = lambda now: since(0.5 if now < 50 else 50.0, n_restarts=int(now >= 50))
 
 
+UNCOUNTED = 'what the unit "x.service" receives from the network is no sign of movement, because it is not counted: '
+
+
+@pytest.mark.parametrize(
+    ("network", "accounting", "warnings"),
+    [
+        ({}, "no", [UNCOUNTED + 'set "IPAccounting=yes" in it']),
+        ({}, "yes", [UNCOUNTED + "systemd cannot on this host"]),
+        ({"unit a": 0}, "yes", []),
+        # A network of its own is counted without it.
+        ({"network 7": 0}, "no", []),
+    ],
+)
+def test_a_stalled_wait_says_that_the_network_was_not_counted(
+    network: t.Dict[str, int], accounting: str, warnings: t.List[str]
+) -> None:
+    service = Service()
+    loading(service, 9999)
+    service.network = network
+    service.state = lambda now: changed(raw={"IPAccounting": accounting})
+    assert service.wait(stall=30).verdict == "stalled"
+    assert service.warnings == warnings
+
+
+def test_only_a_stalled_wait_says_that_the_network_was_not_counted() -> None:
+    service = Service()
+    service.network = {}
+    loading(service, 20)
+    assert (service.wait().verdict, service.warnings) == ("ready", [])
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    assert (service.wait(timeout=40).verdict, service.warnings) == ("progressing", [])
+    # Without a unit nothing at all is seen to move, which the sentence says.
+    service.state = lambda now: None
+    assert (service.wait(timeout=40, stall=40).verdict, service.warnings) == ("stalled", [])
+
+
 def blind_for_a_while(service: Service) -> None:
     loading(service, 100)
     service.cpu = lambda now: now

@@ -6,10 +6,12 @@
 
 from __future__ import annotations
 
+import collections
 import pathlib
 import re
 import typing as t
 
+import jinja2
 import pytest
 import yaml
 
@@ -78,3 +80,13 @@ def test_every_role_explains_itself(role: str) -> None:
     text = readme.read_text(encoding="utf-8")
     missing = [name for name in options(role) if name not in text]
     assert missing == []
+
+
+def test_the_unit_of_a_service_lets_systemd_count_what_comes_from_the_network() -> None:
+    """Without the count a download that says nothing cannot be seen to move."""
+    path = ROOT / "roles" / "inference_service" / "templates" / "unit.service.j2"
+    service = collections.defaultdict(str, supplementary_groups=[], mark_group="gpuops-1", unit="gpuops-chat.service")
+    text = jinja2.Template(path.read_text(encoding="utf-8")).render(service=service)
+    sections = {part.split("]", 1)[0]: part.splitlines() for part in text.split("\n[")[1:]}
+    assert sections["Service"].count("IPAccounting=yes") == 1
+    assert "IPAccounting=yes" not in sections["Unit"] + sections["Install"]
