@@ -62,7 +62,15 @@ def add(commands: t.Any) -> None:
     access = command.add_argument_group("how to reach the engine")
     access.add_argument("--api-key-file", metavar="FILE", help="a file that holds the API key")
     access.add_argument(
-        "--header", metavar="NAME=VALUE", type=_header, action="append", dest="headers", help="a header; repeat it"
+        "--header-file", metavar="FILE", help='a file that holds headers, one "Name: value" a line; for secret ones'
+    )
+    access.add_argument(
+        "--header",
+        metavar="NAME=VALUE",
+        type=_header,
+        action="append",
+        dest="headers",
+        help="a header that is no secret: all users of the host see it in the process list; repeat it",
     )
     access.add_argument(
         "--no-validate-certs", action="store_false", dest="validate_certs", help="take any TLS certificate"
@@ -83,8 +91,7 @@ def _wait(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dic
     from . import _waiting
 
     params = _service.fill({**vars(arguments)}, _waiting.FILL)
-    if params["headers"] is not None:
-        params["headers"] = dict(params["headers"])
+    params["headers"] = _headers(params.pop("header_file"), params["headers"])
     key_file = params["api_key_file"] or params.get("definition", {}).get("api_key_file")
     params["api_key"] = _service.read_key(key_file) if key_file else None
     with contextlib.ExitStack() as opened:
@@ -92,6 +99,15 @@ def _wait(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dic
         if params["progress"] and not params["check"]:
             watch = opened.enter_context(_progress(_wait_text.subject(params)))
         return _waiting.run(params, check_mode=params["check"], warn=warn, watch=watch)
+
+
+def _headers(path: t.Optional[str], given: t.Optional[t.Sequence[t.Tuple[str, str]]]) -> t.Optional[t.Dict[str, str]]:
+    """Those of the file, and those of the command line, which win whatever the case of their letters."""
+    named = dict(given or ())
+    lower = {name.lower() for name in named}
+    of_file = _service.read_headers(path).items() if path is not None else ()
+    found = {name: value for name, value in of_file if name.lower() not in lower}
+    return {**found, **named} or None
 
 
 def _mapping(text: str) -> t.Dict[str, t.Any]:

@@ -162,13 +162,36 @@ def fill(params: t.Dict[str, t.Any], mapping: t.Mapping[str, str], folder: str =
 
 def read_key(path: str) -> str:
     """The API key in a file that only root should read."""
-    try:
-        with open(path, encoding="utf-8") as handle:
-            key = handle.read().strip()
-    except OSError as error:
-        raise ServingError('the API key file "%s" cannot be read: %s' % (path, error.strerror)) from error
-    except ValueError:
-        raise ServingError('the API key file "%s" cannot be read: it does not hold text in UTF-8' % path) from None
+    key = _secret_text(path, "API key").strip()
     if not key:
         raise ServingError('the API key file "%s" cannot be used: it holds no key' % path)
     return key
+
+
+def read_headers(path: str) -> t.Dict[str, str]:
+    """The headers in a file that only root should read, one ``Name: value`` a line. No value is ever repeated."""
+    found: t.Dict[str, str] = {}
+    for number, line in enumerate(_secret_text(path, "header").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, colon, value = line.partition(":")
+        name = name.strip()
+        wrong = "" if colon and name else 'is not "Name: value"'
+        if name.lower() in (known.lower() for known in found):
+            wrong = 'names a header again: "%s"' % name
+        if wrong:
+            raise ServingError('the header file "%s" cannot be used: line %d %s' % (path, number, wrong))
+        found[name] = value.strip()
+    if not found:
+        raise ServingError('the header file "%s" cannot be used: it holds no header' % path)
+    return found
+
+
+def _secret_text(path: str, what: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as handle:
+            return handle.read()
+    except OSError as error:
+        raise ServingError('the %s file "%s" cannot be read: %s' % (what, path, error.strerror)) from error
+    except ValueError:
+        raise ServingError('the %s file "%s" cannot be read: it does not hold text in UTF-8' % (what, path)) from None

@@ -39,7 +39,7 @@ LIVE = {
 }
 # What a task has and the command has not, and the other way round.
 OF_TASKS = {"api_key", "report_only", "resume", "run_id", "reconnect_timeout"}
-OF_COMMANDS = {"api_key_file", "check", "json", "run"}
+OF_COMMANDS = {"api_key_file", "header_file", "check", "json", "run"}
 
 
 def answer(verdict: str = "ready", **facts: t.Any) -> t.Dict[str, t.Any]:
@@ -183,6 +183,51 @@ def test_wrong_use_has_a_code_of_its_own(seen: Seen, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert _agent.main(["wait", "--header", "Bearer-secret"]) == 3
     assert "secret" not in capsys.readouterr().err
+
+
+def test_headers_that_are_secrets_come_from_a_file(seen: Seen, tmp_path: Path) -> None:
+    path = tmp_path / "headers"
+    path.write_text(
+        "# for the gateway\n\nX-Token:  a:b=c \nAuthorization: Basic c2VjcmV0\nX-Empty:\n", encoding="utf-8"
+    )
+    _agent.main(["wait", "qwen", "--header-file", str(path), "--header", "x-token=plain", "--header", "X-B=1"])
+    _agent.main(["wait", "qwen", "--header-file", str(path)])
+    _agent.main(["wait", "qwen"])
+    assert [call["headers"] for call in seen.calls] == [
+        {"Authorization": "Basic c2VjcmV0", "X-Empty": "", "x-token": "plain", "X-B": "1"},
+        {"X-Token": "a:b=c", "Authorization": "Basic c2VjcmV0", "X-Empty": ""},
+        None,
+    ]
+    assert all("header_file" not in call for call in seen.calls)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"X-A: 1\nsecret-without-a-name\n", 'cannot be used: line 2 is not "Name: value"'),
+        (b": secret\n", 'cannot be used: line 1 is not "Name: value"'),
+        (b"X-A: secret\nx-a: secret\n", 'cannot be used: line 2 names a header again: "x-a"'),
+        (b"# nothing\n", "cannot be used: it holds no header"),
+        (b"X-A: secret\xff\n", "cannot be read: it does not hold text in UTF-8"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_header_file_that_is_none_is_one_sentence_without_what_is_in_it(
+    seen: Seen, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: t.Optional[bytes], why: str
+) -> None:
+    path = tmp_path / "headers"
+    if content is not None:
+        path.write_bytes(content)
+    assert _agent.main(["wait", "qwen", "--header-file", str(path)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == 'error: the header file "%s" %s\n' % (path, why)
+    assert "secret" not in shown.out + shown.err
+    assert seen.calls == []
+
+
+def test_the_help_says_which_headers_anybody_can_see(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _agent.main(["wait", "--help"]) == 0
+    assert "all users of the host see it in the process list" in " ".join(capsys.readouterr().out.split())
 
 
 class Terminal(io.StringIO):
