@@ -14,6 +14,8 @@ options:
     description:
       - What this engine does otherwise than its profile says, as a mapping of fields to values; see the page
         C(docs/engines.md).
+      - A regular expression in it that takes more than half a second of the processor for one line of the log is not
+        used any more, and a warning names it.
       - Default is that of O(service).
     type: dict
 """

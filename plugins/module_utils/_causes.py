@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import typing as t
 
+from . import _matching
 from ._profile import Patterns, Profile
 
 __all__ = ("CAUSES", "KINDS", "Cause", "better", "cause_of", "figures_in")
@@ -212,19 +213,30 @@ FIGURES: t.Tuple[t.Tuple[t.Pattern[str], t.Tuple[str, ...]], ...] = (
 
 def cause_of(profile: t.Optional[Profile], line: str) -> t.Optional[Cause]:
     """The cause that a line of the log names, if it names one."""
+    kind, at = _kind_of(profile, line)
+    if at is None or NO_CAUSE.search(line):
+        return None
+    cause: Cause = {"kind": kind, "line": _around(line, at)}
+    figures = figures_in(line) if kind in OUT_OF_MEMORY else {}
+    if figures:
+        cause["figures"] = figures
+    return cause
+
+
+def _kind_of(profile: t.Optional[Profile], line: str) -> t.Tuple[str, t.Optional[int]]:
+    """The kind of the cause and where in the line it is named; no place for a line that names none."""
+    if profile is not None:
+        find = _matching.finder(profile, "fatal")
+        for pattern, kind in profile.fatal:
+            at = find(pattern, line)
+            if at is not None:
+                return kind, at
     low = line.lower()
-    general = CAUSES if any(hint in low for hint in HINTS) else ()
-    for pattern, kind in (*(profile.fatal if profile is not None else ()), *general):
+    for pattern, kind in CAUSES if any(hint in low for hint in HINTS) else ():
         found = re.search(pattern, line, re.IGNORECASE)
         if found is not None:
-            if NO_CAUSE.search(line):
-                return None
-            cause: Cause = {"kind": kind, "line": _around(line, found.start())}
-            figures = figures_in(line) if kind in OUT_OF_MEMORY else {}
-            if figures:
-                cause["figures"] = figures
-            return cause
-    return None
+            return kind, found.start()
+    return "", None
 
 
 def _around(line: str, at: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import typing as t
 
+from . import _matching
 from ._answers import Listed, listed, meaning, names_model
 from ._causes import CAUSES
 from ._errors import UsageError
@@ -68,7 +69,8 @@ def match(patterns: t.Sequence[t.Sequence[t.Any]], line: str) -> t.Optional[str]
 
 def phase_of(profile: Profile, line: str) -> t.Optional[Phase]:
     """The phase of the load that a line of the log tells of."""
-    return next((phase for phase in profile.phases if re.search(phase.pattern, line, re.IGNORECASE)), None)
+    find = _matching.finder(profile, "phases")
+    return next((phase for phase in profile.phases if find(phase.pattern, line) is not None), None)
 
 
 def overall(profile: Profile, word: str, percent: t.Optional[float]) -> t.Optional[float]:

@@ -12,7 +12,7 @@ import zlib
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from . import _causes, _engines, _logtext
+from . import _causes, _engines, _logtext, _matching
 from ._deadline import Deadline, StallWindow
 
 __all__ = ("SIGNALS", "Activity", "Progress", "Usage", "pattern_of", "percent_in")
@@ -245,6 +245,7 @@ class Progress:
             "most": [[*ref, most] for ref, most in list(self._most.items())[:MAX_PROCESSES]],
             "grown": self._grown,
             "most_gpu": self._most_gpu,
+            "given_up": list(_matching.given_up),
         }
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
@@ -266,6 +267,7 @@ class Progress:
             self._sample = (sample["at"], Activity(processes, None, sample["network"]))
         self._most = {(pid, start): most for pid, start, most in saved["most"]}
         self._grown, self._most_gpu = saved["grown"], saved["most_gpu"]
+        _matching.given_up += [pattern for pattern in saved["given_up"] if pattern not in _matching.given_up]
 
 
 Key = t.TypeVar("Key")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import typing as t
 
-from . import _causes, _engines, _http
+from . import _causes, _engines, _http, _matching
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
 from ._errors import MissingLibrary, ServingError, UsageError
@@ -86,7 +86,8 @@ class Wait:
                 ending.cause = self.progress.cause
                 if ending.verdict in ("dead", "restart_loop"):
                     ending.cause = self._known()
-                self.target.warnings += [text for text in (self._excuse, self._unseen(ending)) if text]
+                said = (self._excuse, self._unseen(ending), *_matching.remarks())
+                self.target.warnings += [text for text in said if text]
                 return ending
             self._plan(climbed=self.ladder.reached != reached)
 

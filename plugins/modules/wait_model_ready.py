@@ -10,8 +10,9 @@ module: wait_model_ready
 short_description: Wait for a model as long as it moves, and say why when it does not
 version_added: 1.0.0
 description:
-  - Climbs the tiers C(unit) (active, its main process stable), C(listener) (the port is open and belongs to the unit), C(health), C(model) (the
-    right one is listed) and C(generation) (one token came back), and returns as soon as O(tier) is reached.
+  - Climbs the tiers C(unit) (active, its main process stable), C(listener) (the port is open and belongs to the unit),
+    C(health), C(model) (the right one is listed) and C(generation) (one token came back), and returns as soon as
+    O(tier) is reached.
   - Tells a slow start from one that hangs. As long as anything moves, the wait goes on until O(timeout); when nothing
     has moved for O(stall_timeout), it ends.
   - A port belongs to the unit when all that listen on it, at the addresses of O(url), are processes of the unit. What
