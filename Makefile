@@ -19,6 +19,9 @@ COLLECTION := .cache/collections/ansible_collections/gpuops/serving
 VENV_KEY := $(shell { $(PYTHON) -V; cat requirements-dev.txt; } 2>/dev/null | sha256sum | cut -c1-16)
 VENV_STAMP := $(VENV)/.stamp-$(VENV_KEY)
 LAB := $(PYTHON) tests/lab/lab.py
+VLLM_KEY := $(shell { $(PYTHON) -V; cat tests/vllm/requirements.txt tests/vllm/install.py tests/vllm/tiny_llama.py; } \
+	2>/dev/null | sha256sum | cut -c1-16)
+VLLM := .cache/vllm-$(VLLM_KEY)
 
 export ANSIBLE_CONFIG := $(CURDIR)/tests/ansible.cfg
 export ANSIBLE_HOME := $(CURDIR)/.cache/ansible
@@ -75,6 +78,7 @@ lint-types: venv
 		-p ansible_collections.gpuops.serving.plugins
 	MYPYPATH=tests/lab $(BIN)/mypy --config-file pyproject.toml -p gpulab
 	MYPYPATH=tests/lab $(BIN)/mypy --config-file pyproject.toml tests/lab/*.py
+	MYPYPATH=tests/lab:.cache/collections $(BIN)/mypy --config-file pyproject.toml tests/vllm/*.py
 
 lint-ansible: venv
 	$(VENV_PATH) ansible-lint --offline --nocolor --profile production
@@ -119,6 +123,13 @@ bench: venv ## measure what the checks cost, as ratios in one run (as root)
 .PHONY: test-gpu
 test-gpu: venv ## try the rules on this machine's real NVIDIA GPU, and write what was found (as root)
 	$(VENV_PATH) $(BIN)/python tests/gpu/test_gpu.py
+
+.PHONY: test-vllm
+test-vllm: venv $(VLLM) ## try the waits and stops on the real vLLM, on the processor of a lab host (as root; fetches 1 to 5 GB once)
+	$(VENV_PATH) VLLM_FOLDER="$(CURDIR)/$(VLLM)" $(BIN)/pytest $(PYTEST_ARGS) tests/vllm
+
+$(VLLM): | prereqs
+	$(PYTHON) tests/vllm/install.py $@
 
 .PHONY: demo
 demo: venv ## restart three hosts under client traffic, and show it (as root)
