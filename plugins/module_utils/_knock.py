@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from . import _http
 
-__all__ = ("PATIENCE", "knock", "peek")
+__all__ = ("PATIENCE", "connect", "knock", "peek")
 
 PATIENCE = 0.05  # seconds for one address: on the host itself the kernel answers at once
 PEEK_PATIENCE = 0.25
@@ -27,7 +27,8 @@ STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])\b")
 STATUS_BYTES = 512
 
 
-def _connect(address: str, port: int, patience: float) -> t.Optional[socket.socket]:
+def connect(address: str, port: int, patience: float) -> t.Optional[socket.socket]:
+    """A connection, None where none is taken in time."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         link = socket.socket(family, socket.SOCK_STREAM)
@@ -53,7 +54,7 @@ def _connect(address: str, port: int, patience: float) -> t.Optional[socket.sock
 def knock(addresses: t.Sequence[str], port: int, patience: float = PATIENCE) -> bool:
     """Whether a connection to one of the addresses is taken."""
     for address in addresses:
-        link = _connect(address, port, patience)
+        link = connect(address, port, patience)
         if link is not None:
             link.close()
             return True
@@ -68,7 +69,7 @@ def peek(
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     for address in addresses:
-        link = _connect(address, port, max(0.0, min(PATIENCE, end - time.monotonic())))
+        link = connect(address, port, max(0.0, min(PATIENCE, end - time.monotonic())))
         if link is None:
             continue
         try:

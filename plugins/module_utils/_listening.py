@@ -13,9 +13,11 @@ import typing as t
 
 from . import (
     _bounded,
+    _forwarding,
     _ownership,
     _processes,
     _site,  # noqa: F401
+    _sockets,
     _systemd,
 )
 from ._errors import ServingError
@@ -31,8 +33,8 @@ __all__ = ("Row", "activated", "addresses_of", "elsewhere", "is_here", "judge_li
 SYSTEMCTL_TIMEOUT = 10.0
 RESOLVE_TIMEOUT = 10.0
 MOST_PORTS = 5  # of the unit, in a message: workers may listen on many among themselves
-# They take connections in for a container; which one that is cannot be seen here.
-FORWARDERS = frozenset(("docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2", "conmon"))
+# They take connections in for a container, or keep its port; which one that is cannot always be seen.
+FORWARDERS = frozenset(("docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2", "conmon", "dockerd"))
 CONTAINER_CLIENTS = frozenset(("docker", "podman", "nerdctl", "conmon"))
 
 
@@ -62,65 +64,96 @@ def judge_listener(
     table: _processes.Table,
     owned: _ownership.Owned,
     has_socket_unit: t.Callable[[], bool] = lambda: False,
+    ways: t.Optional[_forwarding.Ways] = None,
 ) -> Listener:
     """Who answers at ``addresses``, of all that listen on the port, and whether that is the unit.
 
-    Several can share one port, and then any of them may answer: all must be the unit's. What takes connections in
-    for others counts only when something shows that the unit is one of these others.
+    Several can share one port, and then any of them may answer: all must be the unit's. Of what takes connections in
+    for others ``ways`` tells for whom; where that cannot be told it counts only when the unit is one of such others.
     """
-    candidates = _candidates(rows, addresses)
+    candidates = _sockets.reached_at(rows, addresses)
     other = elsewhere(table, owned)
     if not candidates:
-        return Listener("translated", other) if other else Listener("none")
+        return _unheard(other, ways)
     pids = sorted({row.pid for row in candidates if row.pid})
     mine = {ref.pid for ref in owned.processes}
-    own = [pid for pid in pids if pid in mine]
-    doubts, strangers, forwarders = [], [], []
+    helpers = {pid for pid in mine if ways is not None and _forwarding.leads_on(table.get(pid))}
+    own = [pid for pid in pids if pid in mine - helpers]
+    found: t.Dict[str, t.List[str]] = {}
     for pid in pids:
-        if pid in mine:
-            continue
-        process = table.get(pid)
-        name = process.name if process is not None else "unknown"
-        text = 'process %d "%s"' % (pid, name)
-        unit, container = _ownership.attribute(process) if process is not None else (None, None)
-        if pid == 1:
-            if has_socket_unit():
-                forwarders.append(text + " listens for a socket unit that starts this unit")
-                continue
-            doubts.append(text + " listens, and no socket unit that starts this unit has the port")
-        elif name in FORWARDERS or (container and other):
-            role = "of the container %s listens" % container[:12] if container else "takes connections in for others"
-            if other:
-                forwarders.append("%s %s: %s" % (text, role, other))
-                continue
-            doubts.append("%s %s, and nothing shows that the unit is one of them" % (text, role))
-        else:
-            strangers.append('%d "%s" (unit %s)' % (pid, name, unit or "none"))
-    if strangers:
+        if pid not in own:
+            helped = other or ("it is the unit's own" if pid in helpers else "")
+            kind, text = _explain(pid, table.get(pid), helped, has_socket_unit, ways)
+            found.setdefault(kind, []).append(text)
+    if "other" in found:
         shared = ", besides process %d of the unit" % own[0] if own else ""
-        return Listener("foreign", ", ".join(strangers) + shared)
+        return Listener("foreign", ", ".join(found["other"]) + shared)
     if any(row.pid is None for row in candidates):
-        doubts.append("a process listens that cannot be seen from here: run as root, or with become")
-    if doubts:
-        return Listener("unexplained", "; ".join(doubts))
+        text = "a process listens that cannot be seen from here: run as root, or with become"
+        found.setdefault("doubt", []).append(text)
+    if "doubt" in found:
+        return Listener("unexplained", "; ".join(found["doubt"]))
+    if "nobody" in found:
+        return Listener("unserved", found["nobody"][0])
     if own:
         return Listener("owned", "process %d of the unit listens" % own[0])
-    return Listener("forwarder", forwarders[0])
+    if "unit" in found:
+        return Listener("forwarder", found["unit"][0])
+    return Listener("none", found["quiet"][0])
 
 
-def _candidates(rows: t.Sequence[Row], addresses: t.Sequence[str]) -> t.List[Row]:
-    """The sockets that a connection can reach. Of one family, the kernel prefers the most precise address."""
+def _unheard(other: str, ways: t.Optional[_forwarding.Ways]) -> Listener:
+    """Nobody listens on this host; the kernel may lead connections to somebody all the same."""
+    end = ways.led()[1] if ways is not None else None
+    if end is not None and end.whose != "nobody":
+        return Listener("owned" if end.whose == "unit" else "foreign", "the kernel leads connections to " + end.text)
+    return Listener("translated", other) if other else Listener("none")
 
-    def at(*wanted: str) -> t.List[Row]:
-        return [row for row in rows if row.address in wanted]
 
-    found: t.List[Row] = []
-    for address in addresses:
-        if ":" in address:
-            found += at(address) or at("::")
-        else:
-            found += at(address, "::ffff:" + address) or at("0.0.0.0") or at("::")
-    return found
+def _explain(
+    pid: int,
+    process: t.Optional[_processes.Process],
+    other: str,
+    has_socket_unit: t.Callable[[], bool],
+    ways: t.Optional[_forwarding.Ways],
+) -> t.Tuple[str, str]:
+    """For whom a process that is not the unit's listens: the unit, other, nobody yet, or a doubt; and in words.
+
+    "quiet" is what keeps a port at which no connection is taken.
+    """
+    name = process.name if process is not None else "unknown"
+    text = 'process %d "%s"' % (pid, name)
+    if pid == 1:
+        if has_socket_unit():
+            return "unit", text + " listens for a socket unit that starts this unit"
+        end = ways.of_socket_unit() if ways is not None else None
+        if end is not None:
+            return end.whose, "%s listens %s" % (text, end.text)
+        return "doubt", text + " listens, and no socket unit that starts this unit has the port"
+    if process is None:
+        return "other", '%d "%s" (unit none)' % (pid, name)
+    if ways is not None and name in _forwarding.PROXIES:
+        end = ways.behind(process)
+        if end is not None:
+            return end.whose, "%s leads to %s" % (text, end.text)
+    if ways is not None and name in _forwarding.KEEPERS:
+        taken, end = ways.led()
+        if not taken:
+            inner = ways.inner()
+            return "quiet", text + " keeps the port for others, and no connection is taken" + (inner and "; " + inner)
+        if end is not None:
+            return end.whose, "%s keeps the port for others, and connections come to %s" % (text, end.text)
+    container = _ownership.attribute(process)[1]
+    # A container that is known to be the unit's is owned, and so are its processes.
+    in_doubt = container and other and (ways is None or ways.may_be_mine(process))
+    if name not in FORWARDERS and not in_doubt:
+        return "other", _forwarding.described(process)
+    role = "of the container %s listens" % container[:12] if container else "takes connections in for others"
+    if ways is not None and ways.late:
+        return "doubt", "%s %s, and which container the unit runs was not told in time" % (text, role)
+    if other:
+        return "unit", "%s %s: %s" % (text, role, other)
+    return "doubt", "%s %s, and nothing shows that the unit is one of them" % (text, role)
 
 
 def silence(port: int, addresses: t.Sequence[str], rows: t.Sequence[Row], owned: _ownership.Owned) -> str:
@@ -196,7 +229,7 @@ def activated(unit: str, port: int, timeout: float = SYSTEMCTL_TIMEOUT) -> bool:
     """Whether a socket unit that starts this unit has the port."""
     for name in _properties(unit, "TriggeredBy", timeout).split():
         addresses = _properties(name, "Listen", timeout).splitlines() if name.endswith(".socket") else []
-        if any(line.split(" ")[0].rpartition(":")[2] == str(port) for line in addresses):
+        if any(_forwarding.is_port(line, port) for line in addresses):
             return True
     return False
 

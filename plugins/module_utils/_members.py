@@ -11,7 +11,7 @@ import os
 import time
 import typing as t
 
-from . import _ownership, _places, _processes
+from . import _ownership, _places, _processes, _sockets
 from ._progress import Usage
 from ._systemd import UnitState
 
@@ -26,6 +26,7 @@ MOST_SAVED = 500  # processes of a unit that the next slice of a wait is told of
 # Who runs a container for a unit: what serves is then in a control group of its own.
 CLIENTS = frozenset(("docker", "podman", "nerdctl"))
 TRACKING = 2.0  # seconds for the question which container that is
+NEARLY = 0.1  # of these left is none left
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -46,7 +47,9 @@ class Members:
         self._grouped: t.Set[int] = set()
         self._containers: t.Set[str] = set()
         self._networks: t.Dict[int, int] = {}
-        self.unknown_container = False  # whether the unit runs one, and which cannot be told
+        self.unknown_container = False  # whether the unit runs one, and which is not known
+        self.unsure = False  # the same because nothing tells it: one of the others may be it
+        self.late = False  # the same because its manager was not done with the answer in time
         self._tracked: t.Dict[str, _places.Container] = {}
         self._tracked_in = ""  # the life of the unit that these are of
 
@@ -87,16 +90,24 @@ class Members:
         if self._tracked_in != state.invocation_id:
             self._tracked, self._tracked_in = {}, state.invocation_id
         owned = _ownership.of_unit(self.table, state, mark_gid=self.mark_gid, containers=self._tracked)
-        firm = (self.table.by_ref(ref) for ref in owned.firm)
-        self.unknown_container = False
-        if self._tracked or not any(process is not None and process.name in CLIENTS for process in firm):
+        firm = [self.table.by_ref(ref) for ref in owned.firm]
+        runs_client = any(process is not None and process.name in CLIENTS for process in firm)
+        # A client that left its container to a daemon is gone by now.
+        left = not firm and state.active_state == "active"
+        self.unknown_container = self.unsure = self.late = False
+        if self._tracked or not (runs_client or left):
             return owned
         # Loaded where it is needed: a module compiles what it imports on every run.
         from . import _containers
 
         # A new one each time: a container that its client has yet to make is not found, and not looked for again.
-        self._tracked = _containers.Tracker(seconds=self.patience(TRACKING)).containers(self.table, state, owned)
-        self.unknown_container = not self._tracked
+        seconds, began = self.patience(TRACKING), time.monotonic()
+        tracker = _containers.Tracker(seconds=seconds)
+        self._tracked = tracker.containers(self.table, state, owned)
+        # Without a warning its name is known, and there is none of that name that runs.
+        self.unsure = not self._tracked and bool(tracker.warnings)
+        self.late = self.unsure and time.monotonic() - began >= seconds - NEARLY
+        self.unknown_container = not self._tracked and (runs_client or self.unsure)
         if self._tracked:
             return _ownership.of_unit(self.table, state, mark_gid=self.mark_gid, containers=self._tracked)
         return owned
@@ -175,6 +186,14 @@ class Members:
             received = _received("%s/%d/net/dev" % (self.proc, pid))
             if received is not None:
                 found["network %d" % inode] = received
+        return found
+
+    def listening(self) -> t.Set[_sockets.Socket]:
+        """What listens in networks of the unit's own: who takes connections in for it may have listened long before."""
+        found: t.Set[_sockets.Socket] = set()
+        for pid in self._networks.values():
+            with contextlib.suppress(OSError):
+                found.update(_sockets.listening(self.proc, pid))
         return found
 
     def _is_ours(self, process: _processes.Process) -> bool:

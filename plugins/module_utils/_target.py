@@ -11,6 +11,7 @@ import typing as t
 from urllib.parse import urlsplit
 
 from . import (
+    _forwarding,
     _generation,
     _gpu_memory,
     _http,
@@ -36,6 +37,7 @@ RESOLVE_PATIENCE = 10.0
 UNIT_AGE = 2.0  # seconds for which the state of a unit holds while its main process lives
 SOCKETS_AGE = 10.0  # seconds for which the ports of a unit are known
 DOUBT_AGE = 5.0  # seconds for which an answer holds that took a look at all processes and explained nothing
+EARLY_AGE = 2.0  # and one that found nobody behind who listens
 RESOLVE_AGAIN = 10.0
 SAVED = 1  # the version of what is saved
 
@@ -72,6 +74,7 @@ class HostTarget:
         self._state_at = float("-inf")
         self._main: t.Optional[_processes.ProcessRef] = None
         self._ports: t.List[_listening.Row] = []
+        self._inner = ""  # where the unit listens in networks of its own
         self._ports_at = float("-inf")
         self._doubt: t.Optional[t.Tuple[t.Any, float, Listener]] = None
 
@@ -185,31 +188,45 @@ class HostTarget:
         if at_port:
             return self._explained(state, at_port)
         self.members.follow(state)
+        if self.knock():
+            self.members.renew(state)  # the kernel leads connections on, maybe to somebody younger than the last look
         return self._judged(state, [])._replace(silence=self._silence(found))
 
     def _explained(self, state: _systemd.UnitState, at_port: t.Sequence[_sockets.Socket]) -> Listener:
         self.members.follow(state)
         owners = _sockets.owners({one.inode for one in at_port}, self.members.pids)
-        if all(one.inode in owners for one in at_port):
+        listeners = [self.members.table.get(pid) for pids in owners.values() for pid in pids]
+        if all(one.inode in owners for one in at_port) and not any(map(_forwarding.leads_on, listeners)):
             # Nobody else can have it, so nobody else is looked at: at this moment the token is near.
             own = [_listening.Row(one.address, pid, one.port) for one in at_port for pid in owners[one.inode]]
             return self._judged(state, own)
         now = time.monotonic()
-        if self._doubt is not None and self._doubt[0] == at_port and now - self._doubt[1] < DOUBT_AGE:
-            return self._doubt[2]
+        key = (at_port, self.members.listening())
+        if self._doubt is not None and self._doubt[0] == key:
+            age = DOUBT_AGE if self._doubt[2].kind == "unexplained" else EARLY_AGE
+            if now - self._doubt[1] < age:
+                return self._doubt[2]
         try:
             rows = _listening.rows_of_all()
         except OSError as error:
             return Listener("unexplained", "who listens cannot be read: %s" % error)
         self.members.renew(state)  # a listener may be younger than the last look
         found = self._judged(state, [row for row in rows if row.port == self._port])
-        found = found._replace(silence=_listening.silence(self._port, self._addresses, rows, self.members.owned))
-        self._doubt = (at_port, now, found) if found.kind == "unexplained" else None
+        said = _listening.silence(self._port, self._addresses, rows, self.members.owned)
+        found = found._replace(silence=found.detail or said)
+        self._doubt = (key, now, found) if found.kind in ("unexplained", "unserved") else None
         return found
 
     def _judged(self, state: _systemd.UnitState, rows: t.Sequence[_listening.Row]) -> Listener:
         table, owned = self.members.table, self.members.owned
-        return _listening.judge_listener(rows, self._addresses, table, owned, lambda: self._activated(state.name))
+        return _listening.judge_listener(
+            rows, self._addresses, table, owned, lambda: self._activated(state.name), self._ways()
+        )
+
+    def _ways(self) -> _forwarding.Ways:
+        one = self.members
+        patience = self._patience(UNIT_PATIENCE)
+        return _forwarding.Ways(self._port, self._addresses, one.table, one.owned, one.unsure, one.late, patience)
 
     def _activated(self, unit: str) -> bool:
         return _listening.activated(unit, self._port, self._patience(UNIT_PATIENCE))
@@ -222,8 +239,9 @@ class HostTarget:
             self._ports = [
                 _listening.Row(one.address, pid, one.port) for one in found for pid in owners.get(one.inode, ())
             ]
-            self._ports_at = now
-        return _listening.silence(self._port, self._addresses, self._ports, self.members.owned)
+            self._inner, self._ports_at = self._ways().inner(), now
+        text = _listening.silence(self._port, self._addresses, self._ports, self.members.owned)
+        return "%s; %s" % (text, self._inner) if self._inner else text
 
     def knock(self) -> bool:
         """Whether a connection to the port is taken. Costs next to nothing, and never waits long."""

@@ -25,8 +25,9 @@ class Listener(t.NamedTuple):
 
     ``owned``: a process of the unit. ``forwarder``: one that takes connections in for the unit, by what is seen of it.
     ``translated``: nobody on this host, but the unit's processes live in a network of their own. ``none``: nobody.
-    ``foreign``: somebody else, maybe besides the unit. ``unexplained``: who it is, or for whom it listens, cannot be
-    seen. ``silence`` is what to say when nobody listens and nobody answers.
+    ``foreign``: somebody else, maybe besides the unit. ``unserved``: one that takes connections in, with nobody behind
+    it yet. ``unexplained``: who it is, or for whom it listens, cannot be seen. ``silence`` is what to say when nobody
+    listens and nobody answers.
     """
 
     kind: str

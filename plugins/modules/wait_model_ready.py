@@ -15,11 +15,12 @@ description:
     O(tier) is reached.
   - Tells a slow start from one that hangs. As long as anything moves, the wait goes on until O(timeout); when nothing
     has moved for O(stall_timeout), it ends.
-  - A port belongs to the unit when all that listen on it, at the addresses of O(url), are processes of the unit. What
-    takes connections in for others, such as the proxy of a container engine, address translation or the socket of a
-    socket unit, counts only when the unit runs a container client, has a process in a network of its own, or is started
-    by that socket unit. Otherwise C(listener) is not reached, and its detail says what was seen. A unit that leaves its
-    container to a daemon shows nothing of that kind, so wait for its O(url) without O(unit).
+  - A port belongs to the unit when all that listen on it, at the addresses of O(url), are processes of the unit. Behind
+    what takes connections in for others, such as the proxy of a container engine, address translation, or a socket of
+    systemd with C(systemd-socket-proxyd), the process must be the unit's that listens in its own network, or in that of
+    its container. Where it cannot be seen who that is, such a way in counts only when the unit runs a container client,
+    has a process in a network of its own, or is started by that socket unit. Otherwise C(listener) is not reached, and
+    its detail says what was seen.
   - Movement is a log line that was not there before, a growing percentage, or what the processes of the unit use of
     processor time, reads, memory, GPU memory and network. A line that repeats with another number or time is none. GPU
     utilisation is not looked at.

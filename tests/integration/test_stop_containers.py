@@ -6,20 +6,17 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import time
 import typing as t
 
 import pytest
-from gpulab import common, packages, state
-from labhosts import LabHosts, Results, verdicts
+from containerhosts import PACKAGES, ContainerHosts
+from labhosts import Results, verdicts
 
 HOSTS = {"old": "bullseye", "new": "trixie", "legacy": "bullseye,legacy=1"}
 # crun kills more than its container where the control groups are the legacy ones of a lab host: no docker there.
 DAEMONS = ("old", "new")
-PACKAGES = ("busybox-static", "systemd-container", "crun", "docker.io", "podman")
-RUNTIME = common.LAB / "files" / "containers" / "lab-runtime"
 UNIT = "engine.service"
 # Process 1 of a container is deaf to TERM unless it handles it, as many an engine is.
 ENGINE = "/bin/busybox sh -c '/bin/busybox sleep 98761 & exec /bin/busybox sleep 98762'"
@@ -34,38 +31,7 @@ systemd-run --quiet --unit=bystander systemd-nspawn --quiet --console=pipe --reg
     /bin/busybox sleep 98763
 """
 SET_UP = r"""
-cat > /usr/local/bin/lab-runtime; chmod 755 /usr/local/bin/lab-runtime
-groupadd --system docker
-mkdir -p /etc/docker /etc/containers /var/lib/docker /var/lib/containers /srv/image/bin
-mount -t tmpfs tmpfs /var/lib/docker; mount -t tmpfs tmpfs /var/lib/containers
-cat > /etc/docker/daemon.json <<"X"
-{"iptables": false, "ip6tables": false, "bridge": "none", "storage-driver": "vfs", "default-runtime": "lab",
- "exec-opts": ["native.cgroupdriver=systemd"], "runtimes": {"lab": {"path": "/usr/local/bin/lab-runtime"}}}
-X
-cat > /etc/containers/containers.conf <<"X"
-[containers]
-keyring = false
-netns = "host"
-default_ulimits = []
-[engine]
-events_logger = "file"
-cgroup_manager = "systemd"
-runtime = "lab"
-[engine.runtimes]
-lab = ["/usr/local/bin/lab-runtime"]
-X
-cat > /etc/containers/storage.conf <<"X"
-[storage]
-driver = "vfs"
-runroot = "/run/containers/storage"
-graphroot = "/var/lib/containers/storage"
-X
-echo '{"default": [{"type": "insecureAcceptAnything"}]}' > /etc/containers/policy.json
-systemd-run --quiet --unit=dockerd -p Delegate=yes -p KillMode=process dockerd
-cp /bin/busybox /srv/image/bin
-for i in $(seq 200); do ! docker info >/dev/null 2>&1 || break; sleep 0.1; done
-tar -C /srv/image -c . | docker import - tiny >/dev/null; docker tag tiny another
-tar -C /srv/image -c . | podman import --quiet - tiny >/dev/null
+docker tag tiny another
 docker run --detach --name bystander --network=host tiny /bin/busybox sleep 98763 >/dev/null
 podman run --detach --name bystander tiny /bin/busybox sleep 98763 >/dev/null
 """
@@ -84,27 +50,19 @@ docker rm --force engine >/dev/null 2>&1 || :; podman rm --force engine >/dev/nu
 """
 
 
-LAB = LabHosts("test-ctr", HOSTS)
+LAB = ContainerHosts("test-ctr", HOSTS)
 everywhere, wait_for = LAB.everywhere, LAB.wait
 
 
 @pytest.fixture(scope="module", autouse=True)
 def fixture_lab() -> t.Iterator[None]:
     with LAB.up():
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            list(pool.map(install, HOSTS))
+        LAB.install({host: PACKAGES if host in DAEMONS else PACKAGES[:2] for host in HOSTS})
         everywhere(SET_UP_ALL)
         LAB.at = DAEMONS
-        everywhere(SET_UP, RUNTIME.read_text())
+        LAB.prepare()
+        everywhere(SET_UP)
         yield
-
-
-def install(host: str) -> None:
-    release, names = HOSTS[host].split(",")[0], PACKAGES if host in DAEMONS else PACKAGES[:2]
-    # From trixie on the client of docker is a package of its own.
-    tree = packages.tree(release, names + (("docker-cli",) if release == "trixie" else ()))
-    lab = state.find(LAB.name)
-    packages.put(lab, lab.host(host), tree)
 
 
 def stop(check: bool = False, **options: t.Any) -> Results:

@@ -21,6 +21,36 @@ from gpulab import common
 
 Result = t.Dict[str, t.Any]
 Results = t.Dict[str, Result]
+PLAY = [
+    {
+        "name": "Call",
+        "hosts": "gpu_hosts",
+        "gather_facts": False,
+        "tasks": [
+            {"name": "Do this first", "ansible.builtin.shell": "{{ first }}", "check_mode": False},
+            {
+                "name": "Call one after the other",
+                "gpuops.serving.MODULE": "{{ item }}",
+                "loop": "{{ calls }}",
+                "loop_control": {"label": "{{ item.unit | default(item) }}"},
+                "register": "answers",
+                "ignore_errors": True,
+            },
+            {
+                "name": "Bring the answers",
+                "ansible.builtin.copy": {
+                    "content": "{{ answers.results | to_json }}",
+                    "dest": "{{ folder }}/{{ inventory_hostname }}.json",
+                    "mode": "0600",
+                },
+                "delegate_to": "localhost",
+                "check_mode": False,
+                "become": False,
+                "vars": {"ansible_connection": "local"},
+            },
+        ],
+    }
+]
 
 
 class LabHosts:
@@ -70,6 +100,39 @@ class LabHosts:
             found[match.group(1)] = dict(json.loads(match.group(2)), said=done.stdout + done.stderr)
         assert set(found) == set(self.at), done.stdout + done.stderr
         return found
+
+    def modules(
+        self,
+        name: str,
+        *calls: t.Dict[str, t.Any],
+        check: bool = False,
+        hosts: t.Sequence[str] = (),
+        first: str = "true",
+    ) -> t.Dict[str, t.List[Result]]:
+        """Call a module once for each of these options; what each host answered.
+
+        ``first`` is a shell command that each host runs right before.
+        """
+        hosts = hosts or self.at
+        folder = self.folder / "answers"
+        folder.mkdir(exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        play = self.folder / "calls.yml"
+        play.write_text(json.dumps(PLAY).replace("MODULE", name), encoding="utf-8")
+        values = {"calls": list(calls), "folder": str(folder), "first": first}
+        argv = [self.tool("ansible-playbook"), "-i", str(self.folder / "inventory.yml")]
+        argv += [str(play), "-e", json.dumps(values), "--limit", ",".join(hosts)] + (["--check"] if check else [])
+        done = subprocess.run(argv, env=self.environment(), capture_output=True, text=True, check=False, timeout=300)
+        found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
+        assert set(found) == set(hosts), done.stdout + done.stderr
+        return found
+
+    def install_agent(self) -> None:
+        """Put the host agent on all hosts."""
+        argv = [self.tool("ansible-playbook"), "-i", str(self.folder / "inventory.yml"), str(common.LAB / "agent.yml")]
+        done = subprocess.run(argv, env=self.environment(), capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     @staticmethod
     def tool(name: str) -> str:

@@ -256,6 +256,8 @@ def test_a_container_that_the_unit_runs_is_followed_once_it_is_there(
     ]
 
     class Tracker:
+        warnings: t.Sequence[str] = ()
+
         def __init__(self, seconds: float) -> None:
             asked.append(seconds)
 
@@ -329,3 +331,51 @@ def test_following_costs_far_less_than_looking_at_all(unit: Unit) -> None:
         members.usage()
 
     assert cost(look) < 0.002 + cost(lambda: members.renew(state)) / 3
+
+
+@pytest.mark.parametrize(
+    ("active", "found", "warnings", "seconds", "expected"),
+    [
+        ("active", True, (), 0, (1, False, False, False)),
+        ("active", False, (), 0, (1, False, False, False)),  # it has no client: most such units run no container at all
+        ("active", False, ("cannot be told",), 0, (1, True, True, False)),
+        ("active", False, ("cannot be told in time",), 2.0, (1, True, True, True)),
+        ("inactive", True, (), 0, (0, False, False, False)),
+    ],
+)
+def test_a_unit_that_left_its_container_to_a_daemon_is_asked_about(
+    unit: Unit,
+    monkeypatch: pytest.MonkeyPatch,
+    active: str,
+    found: bool,
+    warnings: t.Sequence[str],
+    seconds: float,
+    expected: t.Tuple[int, bool, bool, bool],
+) -> None:
+    clock = [100.0]
+    asked: t.List[float] = []
+
+    class Tracker:
+        def __init__(self, seconds: float) -> None:
+            self.warnings = warnings
+            asked.append(seconds)
+
+        def containers(self, *_arguments: t.Any) -> t.Dict[str, _places.Container]:
+            clock[0] += seconds
+            return {CONTAINER: _places.Container("docker", CONTAINER, "engine")} if found else {}
+
+    monkeypatch.setattr(_containers, "Tracker", Tracker)
+    monkeypatch.setattr(_members.time, "monotonic", lambda: clock[0])
+    members = follow(unit)
+    members.renew(_systemd.UnitState("x.service", active_state=active, sub_state="exited", invocation_id="a"))
+    assert (len(asked), members.unknown_container, members.unsure, members.late) == expected
+
+
+def test_who_listens_in_networks_of_the_unit_is_seen(tmp_path: pathlib.Path) -> None:
+    folder = tmp_path / "7" / "net"
+    folder.mkdir(parents=True)
+    row = "  0: 00000000:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 77 1 0 100 0 0 10 0\n"
+    (folder / "tcp").write_text("  sl  local_address rem_address   st\n" + row)
+    members = _members.Members(proc=str(tmp_path))
+    members._networks = {5: 7, 6: 8}  # the second has ended
+    assert [(one.address, one.port, one.inode) for one in members.listening()] == [("0.0.0.0", 8000, 77)]
