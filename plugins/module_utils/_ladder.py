@@ -57,6 +57,7 @@ class Ladder:
         self._heard: t.Optional[bool] = None
         self._peeked: t.Optional[int] = None
         self._changed = deadline.start  # when the first tier that is missing became it
+        self._asked: t.Optional[float] = None  # since when a token is asked for
         self._runs = False  # whether the unit does, for however short a time
         self._steady_at = float("-inf")
 
@@ -75,6 +76,11 @@ class Ladder:
         if len(absent) > 1 and absent[0].name == "unit" and self._runs:
             return absent[1]
         return absent[0] if absent else None
+
+    @property
+    def asking(self) -> t.Optional[float]:
+        """Seconds for which an answer to the request for a token has been waited for; None while there is no such."""
+        return None if self._asked is None else self.deadline.clock.monotonic() - self._asked
 
     @property
     def listed(self) -> bool:
@@ -316,8 +322,12 @@ class Ladder:
 
     def _generation(self, watch: t.Callable[[], None]) -> t.Optional[Ending]:
         clock, limit = self.deadline.clock, max(0.1, self.deadline.clamp(self.options.generation_timeout))
-        began = clock.monotonic()
-        side = self.side = self._attempt(limit, watch)
+        began = self._asked = clock.monotonic()
+        try:
+            side, broken_off = self._attempt(limit, watch)
+        finally:
+            self._asked = None
+        self.side, took = side, clock.monotonic() - began
         if side.verdict in ("ok", "slow"):
             self.mark("generation", True, "a token after %.2f s" % (side.ttft or 0.0))
             if self.steady_in is not None:
@@ -333,23 +343,29 @@ class Ladder:
             return Ending(verdict, msg)
         self._sure("generation")
         failed = side.verdict in FAILURES and side.status not in (None, 429, 503)
-        full = limit >= self.options.generation_timeout
+        # Nobody is asked for longer than the stall window lasts, if nothing moves: that is as good as all its time.
+        enough = self.options.generation_timeout
+        enough = min(enough, self.options.stall_timeout) if self._windowed else enough
+        full = took >= enough - 1.0 if broken_off else limit >= self.options.generation_timeout
         if self.profile.loads_on_request and side.verdict == "wedged":
             # It may have lasted for as long as the load did: only the time in which nothing moved tells.
-            full = full and self.progress.window.age >= self.options.generation_timeout - 1.0
+            full = full and self.progress.window.age >= enough - 1.0
         if full or not (failed or side.verdict == "wedged"):
             self.proof = side if failed or side.verdict == "wedged" else None
         self._failing = self._failing if self._failed else began
         self._failed = self._failed + 1 if failed else 0
         broken = self._failed >= FAILED_GENERATIONS and clock.monotonic() - self._failing >= FAILING
-        quiet = side.verdict == "wedged" and full and self.progress.window.age >= limit - 1.0
+        quiet = side.verdict == "wedged" and full and self.progress.window.age >= min(limit, enough) - 1.0
         return self.wedged() if self.listed and (quiet or broken) else None
 
-    def _attempt(self, limit: float, watch: t.Callable[[], None]) -> Side:
-        """Ask for a token. Where the request itself keeps a load going, only silence or the deadline breaks it off."""
-        if not self.profile.loads_on_request:
-            return self.target.generate(self.model, limit, watch)
+    def _attempt(self, limit: float, watch: t.Callable[[], None]) -> t.Tuple[Side, bool]:
+        """Ask for a token, until the stall window is over; says whether that broke it off.
+
+        Where the request itself keeps a load going, nothing else but the deadline does.
+        """
         began, window = self.deadline.clock.monotonic(), self.progress.window
+        if self.profile.loads_on_request:
+            limit = max(0.1, self.deadline.remaining)
 
         def patient() -> None:
             watch()
@@ -357,10 +373,10 @@ class Ladder:
                 raise _Over
 
         try:
-            return self.target.generate(self.model, max(0.1, self.deadline.remaining), patient)
+            return self.target.generate(self.model, limit, patient), False
         except _Over:
             took = self.deadline.clock.monotonic() - began
-            return Side("wedged", total=took, error="no answer within %.0f s" % took)
+            return Side("wedged", total=took, error="no answer within %.0f s" % took), True
 
     @property
     def _limit(self) -> float:

@@ -239,4 +239,4 @@ def _born(number: int) -> t.Optional[float]:
     if not struct.unpack_from("=I", answer)[0] & STATX_BTIME:
         return None
     seconds, nanoseconds = struct.unpack_from("=qI", answer, BTIME_AT)
-    return float(seconds) + nanoseconds / 1e9
+    return float(seconds + nanoseconds / 1e9)

@@ -114,6 +114,7 @@ class Wait:
             "tier_reached": self.ladder.reached,
             "missing": "" if missing is None else missing.name,
             "near": self.near,
+            "asking": None if self.ladder.asking is None else round(self.ladder.asking, 1),
             "restarts": self.restarts,
             "memory": self.progress.memory if self.progress.gpu_memory is None else self.progress.gpu_memory,
             "moved": None if self.state is None else round(self.progress.window.age, 1),
@@ -225,7 +226,9 @@ class Wait:
     def _look(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
         def watch() -> None:
             tick()
-            if self.deadline.clock.monotonic() - self._observed >= self.options.interval:
+            age = self.deadline.clock.monotonic() - self._observed
+            # Before it is said that nothing moved, it is looked.
+            if age >= self.options.interval or (age > 0 and self.progress.window.stalled):
                 with contextlib.suppress(ServingError, OSError):  # no reason to break off what is asked meanwhile
                     self.observe()
 

@@ -22,6 +22,7 @@ STAGES = {
     "model": "healthy, the model is not listed yet",
     "generation": "the model is listed, waiting for a token",
 }
+ASKING = 1.0  # seconds without an answer that are worth a word
 QUIET = 15.0  # seconds without movement that are worth a word
 TAIL = 10
 
@@ -53,6 +54,8 @@ def stage(live: Live) -> str:
     phase, missing = str(live.get("phase") or ""), str(live.get("missing") or "")
     if missing in ("listener", "health") and phase not in ("", "started"):
         return phase.replace("_", " ")
+    if (live.get("asking") or 0.0) >= ASKING:
+        return "asking for a token"
     return STAGES.get(missing, "ready")
 
 
@@ -74,6 +77,8 @@ def line(live: Live) -> str:
     head = stage(live)
     if _shows_percent(live):
         head += " %d %%" % int(live["percent"])
+    elif (live.get("asking") or 0.0) >= ASKING:
+        head += ", " + span(live["asking"])
     parts = [head]
     if live.get("memory") is not None:
         parts.append("%d MiB" % live["memory"])

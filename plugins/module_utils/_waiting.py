@@ -160,13 +160,13 @@ def run(
             planned.target.close()
     wait = planned.wait(clock)
 
-    def leave() -> bool:
+    def seen() -> None:
+        tick()
         if watch is not None:
             watch(wait)
-        return False
 
     try:
-        ending = wait.run(tick, once=check_mode, leave=leave)
+        ending = wait.run(seen, once=check_mode)
         assert ending is not None
         return _answer(planned, wait, ending)
     finally:

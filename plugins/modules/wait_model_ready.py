@@ -96,6 +96,8 @@ options:
     description:
       - Seconds that one attempt to get a token may take. When it ends without one, and nothing of the unit moved
         meanwhile, the engine is wedged. When something moved, such as a compiler, it is tried again.
+      - Where O(stall_timeout) is less, an attempt ends as soon as nothing has moved for that long. That is a wedge too,
+        if the attempt had the whole of that time.
       - An engine that loads the model with the first request, and gives up the load together with that request (Ollama,
         or C(loads_on_request) in O(profile)), is not cut short by it. Such an attempt ends when nothing has moved for
         O(stall_timeout), or with O(timeout).
@@ -175,9 +177,10 @@ verdict:
     - V(wrong_server) when the port belongs to another process, or another program or model answers, or what answers
       cannot be asked, because TLS fails, it redirects to another server or its answer is too large; V(auth_error) when
       the API key is refused.
-    - V(wedged) when the model is listed, but no token comes, by an attempt that had the whole of O(generation_timeout),
-      or by at least three answers in a row, over at least 5 seconds, that are no good ones. An engine that says that it
-      is overloaded (status 429 or 503) is not wedged.
+    - V(wedged) when the model is listed, but no token comes, by an attempt that had the whole of O(generation_timeout)
+      (or of O(stall_timeout) where that is less and nothing moved), or by at least three answers in a row, over at
+      least 5 seconds, that are no good ones. An engine that says that it is overloaded (status 429 or 503) is not
+      wedged.
     - A host that does not answer for a while, such as one whose systemd is busy, ends the wait as a failure only when
       that lasts for 60 seconds.
   type: str

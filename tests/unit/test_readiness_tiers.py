@@ -9,10 +9,11 @@ from __future__ import annotations
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _http
-from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
+from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _http
+from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
-from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
+from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener, Options
 from service import Service, listing, loading
 
 
@@ -213,6 +214,75 @@ def test_a_generation_that_fails_fast_while_it_still_loads_is_not_wedged() -> No
 
     service.token = token
     assert service.wait().verdict == "ready"
+
+
+def never(service: Service) -> None:
+    service.token = lambda now: Side("wedged", error="no answer")
+
+
+@pytest.mark.parametrize("interval", [1.0, 50.0])
+@pytest.mark.parametrize("engine", ["vllm", "ollama"])
+@pytest.mark.parametrize(("stall", "attempt", "seconds"), [(20, 60, 20), (60, 20, 20), (30, 30, 30), (5, 300, 5)])
+def test_a_silent_attempt_has_the_time_of_the_window_or_its_own_whichever_is_less(
+    stall: float, attempt: float, seconds: float, engine: str, interval: float
+) -> None:
+    service = Service()
+    if engine == "ollama":
+        on_request(service, 9999)
+        seconds = stall  # nothing else breaks off a load
+    else:
+        never(service)
+    found = service.wait(engine, timeout=600, stall=stall, generation_timeout=attempt, interval=interval)
+    assert (found.verdict, found.wait.reached) == ("wedged", "model")
+    assert found.seconds == pytest.approx(seconds, abs=1.5)
+    assert found.msg.startswith("the engine lists its model, but it does not generate: no answer")
+
+
+@pytest.mark.parametrize("interval", [1.0, 50.0])
+def test_an_attempt_that_moves_has_all_its_time(interval: float) -> None:
+    service = Service()
+    never(service)
+    service.cpu = lambda now: min(now, 50.0)
+    found = service.wait(timeout=600, stall=20, generation_timeout=60, interval=interval)
+    assert found.verdict == "wedged"
+    # It moved for 50 s, and for the 20 s of the window after that nothing did, wherever the attempts ended.
+    assert 60 <= found.seconds <= 72 + (interval > 20) * 20
+    assert len(service.asked) <= 2
+
+
+def test_an_attempt_that_the_window_gave_little_time_proves_no_wedge() -> None:
+    """Nothing has moved while the engine said that it was busy, so what is left of the window is short."""
+    service = Service()
+    service.token = lambda now: Side("busy", status=429, error="status 429") if now < 17 else Side("wedged", error="x")
+    found = service.wait(timeout=600, stall=20, generation_timeout=60)
+    assert (found.verdict, found.seconds) == ("stalled", pytest.approx(20, abs=1.5))
+    assert ' s nothing moved: the tier "generation" is not reached: wedged: no answer within ' in found.msg
+
+
+def test_how_long_a_token_has_been_asked_for_is_shown() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    service.token = lambda now: Side("ok", ttft=12.0)
+    service.token_takes = 12.0
+    wait = Wait(service, _engines.PROFILES["vllm"], Options(timeout=60, stall_timeout=60), service.clock)
+    seen: t.List[t.Any] = []
+    wait.run(lambda: seen.append((wait.live()["missing"], wait.live()["asking"])))
+    assert [asking for _missing, asking in seen if asking is not None] == [float(at) for at in range(1, 13)]
+    assert {missing for missing, asking in seen if asking is not None} == {"generation"}
+    assert wait.live()["asking"] is None
+
+
+def test_nobody_is_asked_any_more_when_the_request_broke() -> None:
+    service = Service()
+
+    def generate(model: t.Optional[str], timeout: float, tick: t.Callable[[], None]) -> Side:
+        raise ServingError("no room for a process")
+
+    service.generate = generate  # type: ignore[method-assign]
+    wait = Wait(service, _engines.PROFILES["vllm"], Options(timeout=60, stall_timeout=60), service.clock)
+    with pytest.raises(ServingError):
+        wait.run()
+    assert wait.live()["asking"] is None
 
 
 def on_request(service: Service, seconds: float) -> None:

@@ -49,6 +49,15 @@ LIVE: t.Dict[str, t.Any] = {
             {"missing": "generation"},
             "the model is listed, waiting for a token · 71204 MiB · 4 m 12 s, moved 2 s ago",
         ),
+        (
+            {"missing": "generation", "asking": 12.4},
+            "asking for a token, 12 s · 71204 MiB · 4 m 12 s, moved 2 s ago",
+        ),
+        # One that comes back at once is no news.
+        (
+            {"missing": "generation", "asking": 0.9},
+            "the model is listed, waiting for a token · 71204 MiB · 4 m 12 s, moved 2 s ago",
+        ),
         ({"missing": ""}, "ready · 71204 MiB · 4 m 12 s, moved 2 s ago"),
     ],
 )
@@ -137,3 +146,9 @@ def test_the_end_of_a_wait_as_text() -> None:
     ]
     assert _wait_text.lines({"verdict": "ready", "log_tail": ["x"]}) == []
     assert _wait_text.lines({"verdict": "error"}) == []
+
+
+def test_how_long_a_token_is_asked_for_is_no_change_by_itself() -> None:
+    asking = [_wait_text.key({**LIVE, "missing": "generation", "asking": seconds}) for seconds in (None, 5.0, 6.0)]
+    assert _wait_text.changed(asking[0], asking[1]) == "much"
+    assert _wait_text.changed(asking[1], asking[2]) == ""

@@ -379,6 +379,13 @@ def test_what_a_wait_opened_is_released_however_it_ends(planned: Planned, resume
     assert planned.service.closed == 2
 
 
+def test_whoever_watches_sees_it_while_a_token_is_asked_for(planned: Planned) -> None:
+    planned.service.token_takes = 8.0
+    seen: t.List[t.Any] = []
+    _waiting.run({**GIVEN}, watch=lambda wait: seen.append(wait.live()["asking"]), clock=planned.service.clock)
+    assert [asking for asking in seen if asking is not None] == [float(at) for at in range(1, 9)]
+
+
 def test_a_slice_that_hands_on_releases_too(planned: Planned) -> None:
     loading(planned.service, 9999)
     planned.service.cpu = lambda now: now
