@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import secrets
 import shlex
 import signal
 import threading
@@ -21,6 +22,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
 from ansible_collections.gpuops.serving.plugins.module_utils import _wait_request, _wait_text
+from ansible_collections.gpuops.serving.plugins.plugin_utils import _wait_beside
 
 display = Display()
 
@@ -62,22 +64,25 @@ class ActionModule(ActionBase):
             return self._slices(variables, screen, patience, parent)
 
     def _slices(self, variables: t.Dict[str, t.Any], screen: Screen, patience: float, parent: int) -> Result:
-        token, cap, damaged, whole = "", float("inf"), 0, False
+        token, cap, damaged, whole, heard = "", float("inf"), 0, False, False
         self._greet()
         began = time.monotonic()
         lost: t.Optional[float] = None  # when that was seen
         while True:
-            request = _wait_request.request(time.monotonic() - began, screen.on, token, whole)
+            name, argv = self._beside(screen.on and not whole)
+            request = _wait_request.request(time.monotonic() - began, screen.on, token, whole, name, heard)
             try:
-                result = t.cast(
-                    Result,
-                    self._execute_module(module_args=dict(self._task.args, resume=request), task_vars=variables),
-                )
+                with _wait_beside.Beside(argv, screen.show, 0.0 if heard else _wait_beside.FIRST) as beside:
+                    result = t.cast(
+                        Result,
+                        self._execute_module(module_args=dict(self._task.args, resume=request), task_vars=variables),
+                    )
+                heard = beside.heard
                 if result.get("unreachable"):
                     raise AnsibleConnectionFailure(str(result.get("msg", "")))
             except AnsibleConnectionFailure:
                 now = time.monotonic()
-                lost = now if lost is None else lost
+                lost, heard = now if lost is None else lost, False
                 if now - lost >= patience or now - began >= cap:
                     raise
                 screen.disconnected(patience)
@@ -85,7 +90,7 @@ class ActionModule(ActionBase):
                 self._connect_anew()
                 continue
             lost = None
-            screen.connected()
+            screen.connected()  # whatever the answer is
             if not result.get("resume") or whole:
                 return result
             if os.getppid() != parent:
@@ -105,6 +110,15 @@ class ActionModule(ActionBase):
                     "%s: what the host hands on from slice to slice comes back damaged: nothing more is shown until "
                     "the wait ends" % screen.name
                 )
+
+    def _beside(self, on: bool) -> t.Tuple[str, t.Optional[_wait_beside.Words]]:
+        """The name of the line that the slice is to write, and what prints it; nothing where it cannot be read."""
+        name = secrets.token_hex(16)
+        argv = None
+        if on:
+            with contextlib.suppress(Exception):  # it reaches into the connection, and nothing depends on it
+                argv = _wait_beside.command(self._connection, name)
+        return ("", None) if argv is None else (name, argv)
 
     def _greet(self) -> None:
         """Reach the host once: one that cannot be reached to begin with is not waited for."""
@@ -144,6 +158,7 @@ class Screen:
         self._at = clock()
 
     def show(self, live: t.Mapping[str, t.Any]) -> None:
+        self.connected()
         key = _wait_text.key(live)
         if _wait_text.changed(self._key, key) or self._clock() - self._at >= HEARTBEAT:
             self._key = key

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import re
 import typing as t
 import zlib
 
@@ -17,6 +18,9 @@ __all__ = ("Asked", "asked", "goes_on", "live", "pack", "request")
 PREFIX = "gpuops-wait"
 WHOLE = "whole"  # what the controller asks for when it wants no slice, but an answer
 MOST = 4 << 20  # bytes of a token, unpacked
+# What the controller wants: nothing while it lasts, each change, or an answer. A name is that of the line which it
+# reads beside the slice; a 2 says that it has read the one of the slice before.
+HOW = re.compile(r"(?:0|1|%s|[12]\+[0-9a-f]{32})\Z" % WHOLE)
 # A module's answer is searched for every secret value, the key and the headers, and what matches is replaced: a header
 # with the value "1" would do that to any usual text. So a token is written in characters that no header can carry, each
 # of which stands for 12 bits.
@@ -32,20 +36,31 @@ class Asked(t.NamedTuple):
     lively: bool  # whether a change ends the slice
     token: t.Mapping[str, t.Any]  # empty for the first one
     whole: bool = False  # whether only a verdict ends it
+    line: str = ""  # the name of the line that is read while the slice lasts
+    heard: bool = False  # whether that of the slice before was read
 
 
-def request(elapsed: float, lively: bool, token: str = "", whole: bool = False) -> str:
+def request(
+    elapsed: float, lively: bool, token: str = "", whole: bool = False, line: str = "", heard: bool = False
+) -> str:
     """The option that asks for a slice, or for all that is left of a wait."""
-    return "%s:%.3f:%s:%s" % (PREFIX, elapsed, WHOLE if whole else "%d" % lively, token)
+    how = "%d" % lively
+    if whole:
+        how = WHOLE
+    elif line:
+        how = "%d+%s" % (1 + heard, line)
+    return "%s:%.3f:%s:%s" % (PREFIX, elapsed, how, token)
 
 
 def asked(text: str) -> Asked:
     """What an option asks for; a UsageError for one that :func:`request` did not make."""
     try:
         prefix, elapsed, how, token = text.split(":")
-        if prefix != PREFIX or how not in ("0", "1", WHOLE) or not 0 <= float(elapsed) < 1e9:
+        if prefix != PREFIX or not HOW.match(how) or not 0 <= float(elapsed) < 1e9:
             raise ValueError(text)
-        return Asked(float(elapsed), how == "1", _unpack(token) if token else {}, how == WHOLE)
+        what, _plus, line = how.partition("+")
+        content = _unpack(token) if token else {}
+        return Asked(float(elapsed), what in ("1", "2"), content, what == WHOLE, line, what == "2")
     except (ValueError, zlib.error):
         raise UsageError('"resume" is how the controller asks for a slice of a wait: leave it out') from None
 

@@ -6,12 +6,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import ssl
 import typing as t
 
-from . import _engines, _generation, _http, _limits, _selection, _systemd, _wait_request, _wait_state
+from . import _engines, _generation, _http, _limits, _selection, _systemd, _wait_line, _wait_request, _wait_state
 from ._deadline import SYSTEM_CLOCK, Clock
 from ._errors import ServingError, UsageError
 from ._readiness import Wait
@@ -178,15 +179,19 @@ def run(
 def _slice(
     planned: Plan, params: Params, tick: t.Callable[[], None], warn: t.Callable[[str], None], clock: Clock
 ) -> t.Dict[str, t.Any]:
-    def keep() -> None:
-        # A lease outlives its renewal by a minute, and a controller that was killed must not hold it for much longer.
-        if _unheard():
-            raise ServingError("nobody waits for the answer any more")
-        tick()
-
     ask = _wait_request.asked(params["resume"])
     part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, _wait_state.boot_id(), clock)
-    ending = part.wait.run(keep, leave=part)
+    with _wait_line.opened(ask.line) as write:
+
+        def keep() -> None:
+            # A lease outlives its renewal by a minute: a controller that was killed must not hold it for much longer.
+            if _unheard():
+                raise ServingError("nobody waits for the answer any more")
+            tick()
+            if ask.line:
+                part.tell(lambda live: write(json.dumps(_without(live, planned.secrets))))
+
+        ending = part.wait.run(keep, leave=part)
     if ending is not None:
         # The target carries them from slice to slice, without what has been put right since and with the newest counts.
         for text in planned.target.warnings:

@@ -278,6 +278,110 @@ def test_no_password_is_shown_in_what_is_waited_for(monkeypatch: pytest.MonkeyPa
     assert it.shown == [name + ": loading weights 10 % · 512 MiB · 5 s, moved 1 s ago"]
 
 
+class Beside:
+    """What is read beside the slices: for each whether there was a line, which is shown before the slice ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *heard: t.Optional[t.Dict[str, t.Any]]) -> None:
+        self.lines, self.begun, self.open = list(heard), [], 0
+        names = iter("%032x" % number for number in range(1, 99))
+        monkeypatch.setattr(action.secrets, "token_hex", lambda _size: next(names))
+        monkeypatch.setattr(action._wait_beside, "command", lambda _connection, name: ["read", name])
+        monkeypatch.setattr(action._wait_beside, "Beside", self.begin)
+
+    def begin(self, argv: t.Any, show: t.Any, first: float) -> t.Any:
+        self.begun.append((argv and int(argv[1], 16), first))
+        self.line, self.show = self.lines.pop(0) if argv else None, show
+        return self
+
+    @property
+    def heard(self) -> bool:
+        return self.line is not None
+
+    def __enter__(self) -> Beside:
+        self.open += 1
+        if self.line is not None:
+            self.show(self.line)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.open -= 1
+
+
+def named(number: int, how: int) -> str:
+    return "%d+%032x" % (how, number)
+
+
+def test_what_a_slice_tells_is_shown_while_it_lasts_and_the_next_one_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (50, slice_of("t2", percent=20.0)), (3, dict(READY)))
+    beside = Beside(monkeypatch, None, {**LIVE, "percent": 15.0}, None)
+    it.run()
+    assert it.asked == [
+        "gpuops-wait:0.000:%s:" % named(1, how=1),
+        "gpuops-wait:8.000:%s:t1" % named(2, how=1),
+        "gpuops-wait:58.000:%s:t2" % named(3, how=2),
+    ]
+    assert [text.split(" · ")[0] for text in it.shown] == [
+        "gpu03 qwen: loading weights 10 %",
+        "gpu03 qwen: loading weights 15 %",
+        "gpu03 qwen: loading weights 20 %",
+    ]
+    assert beside.begun == [(1, 1.0), (2, 1.0), (3, 0.0)]
+    assert beside.open == 0
+
+
+def test_after_a_lost_connection_it_is_not_known_whether_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (8, LOST), (8, dict(READY)))
+    beside = Beside(monkeypatch, LIVE, LIVE, None)
+    it.run()
+    assert [request.split(":")[2] for request in it.asked] == [named(1, 1), named(2, 2), named(3, 1)]
+    assert beside.open == 0
+
+
+def test_the_connection_is_back_with_the_first_line_that_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (8, LOST), (8, slice_of("t2", percent=50.0)), (8, dict(READY)))
+    Beside(monkeypatch, LIVE, None, {**LIVE, "percent": 40.0}, None)
+    it.run()
+    assert [text.partition(": ")[2].split(" · ")[0].split(",")[0] for text in it.shown] == [
+        "loading weights 10 %",
+        "the connection is lost",
+        "the connection is back",
+        "loading weights 40 %",
+        "loading weights 50 %",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("task", "args"), [({"no_log": True}, {}), ({}, {"progress": False}), ({"check_mode": True}, {})]
+)
+def test_nothing_is_read_where_nothing_may_be_shown(
+    monkeypatch: pytest.MonkeyPatch, task: t.Dict[str, t.Any], args: t.Dict[str, t.Any]
+) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (8, dict(READY)), **args)
+    beside = Beside(monkeypatch)
+    vars(it.task).update(task)
+    it.run()
+    assert [begun[0] for begun in beside.begun] in ([], [None, None])
+    assert all("+" not in str(given.get("resume")) for given, _wrap in it.calls)
+
+
+def test_nothing_is_read_beside_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = {"failed": True, "verdict": "progressing", "resume": "********"}
+    it = Controller(monkeypatch, (8, bad), (8, bad), (8, dict(READY)))
+    beside = Beside(monkeypatch, None, None)
+    it.run()
+    assert it.asked[2] == "gpuops-wait:16.000:whole:"
+    assert [begun[0] for begun in beside.begun] == [1, 2, None]
+
+
+def test_a_connection_that_cannot_be_read_beside_is_waited_through_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it = Controller(monkeypatch, (8, slice_of("t1")), (8, dict(READY)))
+    assert not hasattr(it.connection, "transport")
+    assert it.run()["verdict"] == "ready"
+    assert it.asked == ["gpuops-wait:0.000:1:", "gpuops-wait:8.000:1:t1"]
+
+
 def test_the_wait_ends_when_the_controller_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     it = Controller(monkeypatch, (8, slice_of("t1")), (8, slice_of("t2")))
     parents = iter([1000, 1000, 1])

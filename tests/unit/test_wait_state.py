@@ -27,6 +27,7 @@ from service import ACTIVE, FakeClock, Service, changed, loading
 
 WHAT = ["x.service", "http://127.0.0.1:8000"]
 BOOT = "b0"
+LINE = "0123456789abcdef" * 2
 
 
 def silent_and_busy(service: Service) -> None:
@@ -176,6 +177,8 @@ def test_a_token_that_another_version_wrote_is_of_no_use() -> None:
     "text",
     [
         *("", "x", "gpuops-wait:1:1", "gpuops-wait:-1:1:", "gpuops-wait:nan:1:", "other:1:1:", "gpuops-wait:1:2:"),
+        *("gpuops-wait:1:0+%s:" % LINE, "gpuops-wait:1:whole+%s:" % LINE, "gpuops-wait:1:1+../%s:" % LINE[3:]),
+        *("gpuops-wait:1:1+:", "gpuops-wait:1:1+%s:" % LINE.upper(), "gpuops-wait:1:1+%s\n:" % LINE),
         *("gpuops-wait:1:1:?", "gpuops-wait:1:1:AAAA", "gpuops-wait:1:1:" + _wait_request.pack([])),  # type: ignore[arg-type]
     ],
 )
@@ -183,6 +186,13 @@ def test_what_the_controller_did_not_ask_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         _wait_request.asked(text)
     assert caught.value.message == '"resume" is how the controller asks for a slice of a wait: leave it out'
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_the_name_of_a_line_comes_as_it_was_sent(heard: bool) -> None:
+    found = _wait_request.asked(_wait_request.request(1.5, True, line=LINE, heard=heard))
+    assert found == _wait_request.Asked(1.5, True, {}, False, LINE, heard)
+    assert _wait_request.asked(_wait_request.request(1.5, True, whole=True, line=LINE)).line == ""
 
 
 def test_a_token_is_small_and_holds_no_key() -> None:
@@ -219,10 +229,9 @@ class Shown:
         return dict(self.now, moved=0.0, stall_timeout=300.0)
 
 
-def part_of(clock: FakeClock, shown: Shown, lively: bool = True, token: t.Optional[t.Dict[str, t.Any]] = None) -> t.Any:
-    found = _wait_state.Slice(
-        lambda start: t.cast(Wait, shown), WHAT, _wait_request.Asked(0.0, lively, token or {}), BOOT, clock
-    )
+def part_of(clock: FakeClock, shown: Shown, lively: bool = True, heard: bool = False) -> t.Any:
+    ask = _wait_request.Asked(0.0, lively, {}, line=LINE, heard=heard)
+    found = _wait_state.Slice(lambda start: t.cast(Wait, shown), WHAT, ask, BOOT, clock)
     found._shown = _wait_text.key(shown.live())
     found._cost = 0.5
     return found
@@ -300,3 +309,58 @@ def test_later_another_phase_ends_a_slice_that_has_lasted_a_while() -> None:
     part = part_of(clock, shown)
     shown.now["phase"] = "compiling"
     assert ends(part, clock, 200) == pytest.approx(110.0, abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("began", "change", "seconds"),
+    [
+        (0.0, {"percent": 3.0}, 1.0),
+        (100.0, {"percent": 3.0}, _wait_state.LONGEST),
+        (100.0, {"phase": "compiling"}, _wait_state.SHORTEST),
+        (100.0, {"restarts": 1}, _wait_state.SHORTEST),
+    ],
+)
+def test_later_a_percentage_ends_no_slice_that_is_read_while_it_lasts(
+    began: float, change: t.Dict[str, t.Any], seconds: float
+) -> None:
+    clock = FakeClock()
+    shown = Shown(clock)
+    clock.now = began
+    part = part_of(clock, shown, heard=True)
+    shown.now.update(change)
+    assert ends(part, clock, began + 100) == pytest.approx(began + seconds, abs=0.15)
+
+
+def test_a_slice_tells_what_changed_at_once_and_what_has_not_now_and_then() -> None:
+    clock = FakeClock()
+    shown = Shown(clock)
+    part = part_of(clock, shown)
+    told: t.List[t.Tuple[float, t.Any]] = []
+
+    def go_on(until: float) -> None:
+        while clock.now < until:
+            part.tell(lambda live: told.append((clock.now, live["percent"])))
+            clock.now += 0.125
+
+    go_on(3.0)
+    assert told == []  # before the first look there is nothing to tell
+    part()
+    go_on(14.0)
+    shown.now["percent"] = 1.0
+    go_on(14.25)
+    shown.now["percent"] = 2.0
+    go_on(21.0)
+    assert told == [(3.0, None), (8.0, None), (13.0, None), (14.0, 1.0), (15.0, 2.0), (20.0, 2.0)]
+
+
+def test_a_slice_that_goes_on_has_something_to_tell_from_the_beginning() -> None:
+    service = Service()
+    loading(service, 200)
+    part = begin(service, "", 0.0)
+    told: t.List[t.Any] = []
+    part.tell(told.append)
+    assert told == []
+    assert part.wait.run(leave=lambda: service.clock.now >= 20) is None
+    again = begin(service, part.token(), 20.0)
+    again.tell(told.append)
+    assert [live["missing"] for live in told] == ["listener"]

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import typing as t
@@ -253,6 +255,92 @@ def test_a_slice_that_nobody_waits_for_renews_no_lease(planned: Planned, monkeyp
             clock=planned.service.clock,
         )
     assert 4 < max(renewed) <= 5
+
+
+class Lines:
+    """What a slice wrote to its line, and when."""
+
+    def __init__(self, planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.planned, self.opened, self.open = planned, [], 0
+        self.written: t.List[t.Tuple[float, t.Dict[str, t.Any]]] = []
+        monkeypatch.setattr(_waiting._wait_line, "opened", self)
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> t.Iterator[t.Callable[[str], None]]:
+        self.opened.append(name)
+        self.open += 1
+        try:
+            yield lambda text: self.written.append((self.planned.service.clock.now, json.loads(text)))
+        finally:
+            self.open -= 1
+
+
+@pytest.fixture
+def written(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> Lines:
+    return Lines(planned, monkeypatch)
+
+
+NAME = "0123456789abcdef" * 2
+
+
+def test_a_slice_that_is_read_while_it_lasts_writes_each_change_and_lasts(planned: Planned, written: Lines) -> None:
+    service = planned.service
+    loading(service, 200)
+    service.lines = lambda now: ["Loading safetensors checkpoint shards: %d%% Completed" % (now / 2)]
+    token, began = "", 0.0
+    while began < _wait_state.LIVELY:
+        token = planned.run(resume=_wait_request.request(began, True, token))["resume"]
+        began = service.clock.now
+    written.opened.clear()
+    found = planned.run(resume=_wait_request.request(began, True, token, line=NAME, heard=True))
+    assert service.clock.now - began == pytest.approx(_wait_state.LONGEST, abs=1.1)
+    late = [when - 2 * live["percent"] for when, live in written.written if live["percent"]]
+    assert len(late) >= 25
+    # Half a percent a second, and one that has begun is not told as another.
+    assert max(late) <= 2 + 5
+    percents = [live["percent"] for _when, live in written.written]
+    assert max(after - before for before, after in zip(percents, percents[1:])) <= 1.5
+    assert written.written[-1][1].keys() == (_wait_request.live(found["resume"]) or {}).keys()
+    assert (written.opened, written.open) == ([NAME], 0)
+
+
+def test_a_request_for_a_token_that_takes_long_is_told_of(planned: Planned, written: Lines) -> None:
+    """Nothing breaks it off, so nothing else can tell."""
+    planned.service.cpu = lambda now: now
+    planned.service.token = lambda now: Side("wedged", error="no answer within 60 s")
+    token = planned.run(resume=_wait_request.request(0.0, True))["resume"]
+    written.written.clear()
+    planned.run(resume=_wait_request.request(planned.service.clock.now, True, token, line=NAME, heard=True))
+    moments = [when for when, _live in written.written]
+    assert len(moments) >= 3
+    assert max(after - before for before, after in zip(moments, moments[1:])) < 25
+
+
+def test_what_a_slice_writes_quotes_no_secret(planned: Planned, written: Lines) -> None:
+    loading(planned.service, 100)
+    secret = "loading_weights"  # as if somebody had chosen a word that is shown
+    planned.service.lines = lambda _now: ["Loading safetensors checkpoint shards: 3% Completed"]
+    planned.run(api_key=secret, resume=_wait_request.request(0.0, True, line=NAME))
+    assert {live["phase"] for _when, live in written.written} == {_waiting.MASK}
+
+
+@pytest.mark.parametrize("how", [{"lively": False}, {"lively": True}, {"lively": True, "whole": True}])
+def test_nothing_is_written_for_nobody(planned: Planned, written: Lines, how: t.Dict[str, bool]) -> None:
+    loading(planned.service, 30)
+    planned.run(resume=_wait_request.request(0.0, **how))
+    planned.run()
+    planned.run(check_mode=True, resume=_wait_request.request(0.0, True, line=NAME))
+    assert (written.written, written.opened) == ([], [""])
+
+
+def test_the_line_of_a_slice_is_closed_when_nobody_waits_for_it(
+    planned: Planned, written: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loading(planned.service, 30)
+    monkeypatch.setattr(_waiting, "_unheard", lambda: planned.service.clock.now > 5)
+    with pytest.raises(ServingError):
+        planned.run(resume=_wait_request.request(20.0, True, line=NAME, heard=True))
+    assert (len(written.written), written.open) == (1, 0)
 
 
 def test_all_that_is_left_of_a_wait_is_one_call(planned: Planned) -> None:
