@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import threading
 import time
@@ -63,6 +64,9 @@ class Host:
         self.run("systemctl daemon-reload; systemctl start --no-block " + unit)
         return unit
 
+    def write(self, path: str, content: str) -> None:
+        self.run("echo %s | base64 -d > %s" % (base64.b64encode((content + "\n").encode()).decode(), path))
+
     def script(self, text: str, **properties: str) -> str:
         """Write and start a unit that runs a shell script."""
         self.count += 1
@@ -74,8 +78,7 @@ class Host:
             ("/opt/fake/%d.sh" % self.count, text),
             ("/run/systemd/system/" + unit, "\n".join(lines)),
         ):
-            coded = base64.b64encode((content + "\n").encode()).decode()
-            self.run("echo %s | base64 -d > %s" % (coded, path))
+            self.write(path, content)
         self.run("systemctl daemon-reload; systemctl start --no-block " + unit)
         return unit
 
@@ -232,19 +235,26 @@ def test_what_this_life_said_in_a_log_file_before_the_first_look_is_its_cause(
     assert any(OLD_WORDS in line for line in found["log_tail"])
 
 
+# It answers twice, and then never again.
+HANGING = """#!/bin/sh
+echo >> /run/fake-calls
+[ $(wc -l < /run/fake-calls) -gt 2 ] && exec sleep 60
+exec /bin/systemctl "$@"
+"""
+
+
 def test_a_systemctl_that_hangs_does_not_hold_up_the_end(host: Host) -> None:
     unit = host.unit("--load 60 --log silent --burn")
-    answer: t.List[t.Dict[str, t.Any]] = []
-    waiting = threading.Thread(target=lambda: answer.append(host.wait(unit, timeout=20, stall_timeout=20)))
-    waiting.start()
     try:
-        time.sleep(10)
-        host.run("printf '#!/bin/sh\\nexec sleep 60\\n' > /usr/local/bin/systemctl; chmod 755 /usr/local/bin/systemctl")
-        waiting.join(60)
+        host.run("rm -f /run/fake-calls")
+        host.write("/usr/local/bin/systemctl", HANGING)
+        host.run("chmod 755 /usr/local/bin/systemctl")
+        found = host.wait(unit, timeout=12, stall_timeout=12)
     finally:
         host.run("rm -f /usr/local/bin/systemctl")
-    assert answer[0]["verdict"] == "progressing", answer
-    assert 20 <= answer[0]["elapsed"] <= 21.5
+    assert found["verdict"] == "progressing", found
+    assert 12 <= found["elapsed"] <= 13.5
+    assert host.run("wc -l < /run/fake-calls").strip() in ("3", "4")
 
 
 def test_another_program_on_the_port_is_the_wrong_server(old: Host) -> None:
@@ -287,6 +297,19 @@ def test_an_engine_that_listens_but_is_not_right_is_never_ready(
     found = old.wait(old.unit("--load 1 " + arguments), generation_timeout=3, stall_timeout=10)
     assert (found["verdict"], found["tier_reached"]) == (verdict, tier), found["msg"]
     assert found["elapsed"] < 20
+
+
+def test_a_silent_attempt_at_a_token_ends_with_the_window_and_is_shown_while_it_lasts(host: Host) -> None:
+    unit = host.unit("--load 1 --bug hang_post")
+    words = "gpuops wait --unit %s --url %s --engine sglang --model tiny" % (unit, URL)
+    limits = "--timeout 60 --stall-timeout 5 --generation-timeout 60 --json"
+    said = host.run("%s %s 2>&1; echo" % (words, limits))
+    lines, _brace, document = said.partition("{")
+    found = json.loads("{" + document)
+    assert (found["verdict"], found["tier_reached"]) == ("wedged", "model")
+    assert 5 <= found["elapsed"] < 15
+    assert found["tiers"][-1]["detail"] in ("wedged: no answer within %d s" % seconds for seconds in (5, 6))
+    assert ": asking for a token, 1 s" in lines
 
 
 def test_a_unit_that_does_not_exist_or_is_at_rest_is_dead(old: Host) -> None:
