@@ -164,7 +164,8 @@ class Ways:
         if not members:
             return None
         mine = [process for process in members if process.ref in self.owned.processes]
-        others = [process for process in members if process.ref not in self.owned.processes]
+        # Another proxy beside the engine does not make its network somebody else's.
+        others = [row for row in members if row.ref not in self.owned.processes and not leads_on(row)]
         try:
             found = _sockets.listening(self.table.proc, members[0].pid)
         except OSError:
@@ -172,30 +173,32 @@ class Ways:
         there = _sockets.reached_at([one for one in found if one.port == place.port], [place.address])
         inodes = {one.inode for one in there}
         where = "port %d of %s" % (place.port, place.address)
-        for process in self._having(inodes, mine):
-            return End("unit", 'process %d "%s" of the unit, at %s' % (process.pid, process.name, where))
-        for process in self._having(inodes, others):
+        having, own = self._having(inodes, mine)
+        if inodes and not inodes - own:
+            return End("unit", 'process %d "%s" of the unit, at %s' % (having[0].pid, having[0].name, where))
+        # Several can share a port, and then any of them may answer.
+        for process in self._having(inodes - own, others)[0]:
             return None if self.may_be_mine(process) else End("other", "%s, at %s" % (described(process), where))
-        if inodes:
+        if inodes or any(self.may_be_mine(process) for process in others):
             return None
-        if mine:
-            ports = self._ports(mine, found)
-            beside = "; the unit listens there on " + _known(ports) if ports else ""
-            return End("nobody", "%s, where nobody listens%s" % (where, beside))
-        if any(self.may_be_mine(process) for process in others):
-            return None
-        return End("other", "%s, at %s, where nobody listens" % (described(others[0]), where))
+        ports = self._ports(mine, found)
+        where += ", where nobody listens" + ("; the unit listens there on " + _known(ports) if ports else "")
+        if mine or not others:
+            return End("nobody", where)
+        host = place.network == network("self", self.table.proc)
+        return End("other", where if host else "%s, at %s" % (described(others[0]), where))
 
     def _having(
         self, inodes: t.Collection[int], processes: t.Sequence[_processes.Process]
-    ) -> t.List[_processes.Process]:
+    ) -> t.Tuple[t.List[_processes.Process], t.Set[int]]:
+        """Which of the processes have some of the sockets, and which of the sockets they have."""
         owners = _sockets.owners(inodes, [process.pid for process in processes], self.table.proc)
         pids = {pid for found in owners.values() for pid in found}
-        return [process for process in processes if process.pid in pids]
+        return [process for process in processes if process.pid in pids], set(owners)
 
     def _ports(self, mine: t.Sequence[_processes.Process], found: t.Sequence[_sockets.Socket]) -> t.Set[int]:
-        owners = _sockets.owners({one.inode for one in found}, [process.pid for process in mine], self.table.proc)
-        return {one.port for one in found if one.inode in owners}
+        own = self._having({one.inode for one in found}, mine)[1]
+        return {one.port for one in found if one.inode in own}
 
     def inner(self) -> str:
         """Where the unit listens in networks of its own, in words; empty where it does not."""

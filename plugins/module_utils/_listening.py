@@ -35,6 +35,9 @@ RESOLVE_TIMEOUT = 10.0
 MOST_PORTS = 5  # of the unit, in a message: workers may listen on many among themselves
 # They take connections in for a container, or keep its port; which one that is cannot always be seen.
 FORWARDERS = frozenset(("docker-proxy", "rootlessport", "slirp4netns", "pasta", "pasta.avx2", "conmon", "dockerd"))
+# These run beside the client that started them, in its unit, unless a daemon or a user's own manager has them.
+BESIDE_CLIENTS = frozenset(("rootlessport", "slirp4netns", "pasta", "pasta.avx2"))
+DAEMONS = ("docker.service", "podman.service", "user@")
 CONTAINER_CLIENTS = frozenset(("docker", "podman", "nerdctl", "conmon"))
 
 
@@ -143,7 +146,9 @@ def _explain(
             return "quiet", text + " keeps the port for others, and no connection is taken" + (inner and "; " + inner)
         if end is not None:
             return end.whose, "%s keeps the port for others, and connections come to %s" % (text, end.text)
-    container = _ownership.attribute(process)[1]
+    unit, container = _ownership.attribute(process)
+    if name in BESIDE_CLIENTS and (unit or "").endswith(".service") and not str(unit).startswith(DAEMONS):
+        return "other", _forwarding.described(process)
     # A container that is known to be the unit's is owned, and so are its processes.
     in_doubt = container and other and (ways is None or ways.may_be_mine(process))
     if name not in FORWARDERS and not in_doubt:

@@ -87,6 +87,16 @@ class Members:
         self.looks += 1
 
     def _of_unit(self, state: UnitState) -> _ownership.Owned:
+        """What the unit owns, without those that weak evidence alone speaks for and that are in another unit.
+
+        All that one user runs through rootless podman shares one mount namespace.
+        """
+        owned = self._found(state)
+        for ref in _ownership.foreign(self.table, owned):
+            del owned.processes[ref]
+        return owned
+
+    def _found(self, state: UnitState) -> _ownership.Owned:
         if self._tracked_in != state.invocation_id:
             self._tracked, self._tracked_in = {}, state.invocation_id
         owned = _ownership.of_unit(self.table, state, mark_gid=self.mark_gid, containers=self._tracked)

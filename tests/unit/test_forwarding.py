@@ -180,6 +180,21 @@ def test_a_stranger_in_the_network_of_the_unit_is_foreign(host: Host) -> None:
     assert host.judge(30) == ("foreign", LEADS + '22 "sidecar" (unit y.service), at port 8000 of 172.17.0.2')
 
 
+def test_a_stranger_that_shares_the_port_of_the_engine_is_foreign(host: Host) -> None:
+    host.add(22, "sidecar", "mine", "/system.slice/y.service")
+    host.listen("mine", "0.0.0.0", 8000, 77, 11)
+    host.listen("mine", "0.0.0.0", 8000, 79, 22)
+    proxy(host)
+    assert host.judge(30) == ("foreign", LEADS + '22 "sidecar" (unit y.service), at port 8000 of 172.17.0.2')
+
+
+def test_a_socket_that_the_engine_shares_with_who_handed_it_on_is_the_engines(host: Host) -> None:
+    host.add(22, "launcher", "mine", "/system.slice/y.service")
+    host.listen("mine", "0.0.0.0", 8000, 77, 22, 11)
+    proxy(host)
+    assert host.judge(30) == ("forwarder", LEADS + ENGINE)
+
+
 @pytest.mark.parametrize(
     ("listens", "words"),
     [
@@ -225,6 +240,26 @@ def test_a_proxy_that_does_not_say_where_it_leads_to_counts_as_before(host: Host
         'process 30 "docker-proxy" takes connections in for others: '
         'the unit runs a container by its process 10 "docker"',
     )
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        ("/system.slice/y.service", "foreign"),
+        ("/system.slice/podman.service", "forwarder"),
+        ("/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-1.scope", "forwarder"),
+        ("/user.slice/user-1000.slice/session-1.scope", "forwarder"),
+        ("/", "forwarder"),
+    ],
+)
+@pytest.mark.parametrize("name", ["rootlessport", "slirp4netns", "pasta", "pasta.avx2"])
+def test_who_forwards_beside_the_client_of_another_unit_is_foreign(
+    host: Host, name: str, place: str, kind: str
+) -> None:
+    host.add(30, name, "host", place)
+    found = host.judge(30)
+    assert found[0] == kind
+    assert kind == "forwarder" or found[1] == '30 "%s" (unit y.service)' % name
 
 
 # Which container is the unit's may not be known
@@ -282,6 +317,21 @@ def test_a_proxy_of_systemd_leads_on_in_the_network_that_it_is_in(host: Host) ->
     host.add(41, "systemd-socket-", "host", "/system.slice/q.service", "systemd-socket-proxyd", "127.0.0.1:8000")
     host.listen("host", "0.0.0.0", 8000, 79, 1)
     assert host.judge(41)[0] == "foreign"
+
+
+def test_a_proxy_of_systemd_waits_alone_in_the_network_of_a_unit_between_two_lives(host: Host) -> None:
+    host.network("joined", "10.1.0.1")
+    words = ("systemd-socket-proxyd", "127.0.0.1:8000")
+    host.add(40, "systemd-socket-", "joined", "/system.slice/p.service", *words)
+    nobody = 'process 40 "systemd-socket-" leads to port 8000 of 127.0.0.1, where nobody listens'
+    assert host.judge(40) == ("unserved", nobody)
+    host.add(42, "chat", "joined", "/system.slice/c.service")
+    assert host.judge(40)[0] == "foreign"
+    # In the network of the host, where an engine may be that has yet to open its port.
+    host.add(41, "systemd-socket-", "host", "/system.slice/q.service", *words)
+    assert host.judge(41) == ("unserved", nobody.replace("40", "41"))
+    host.owned = _ownership.Owned()
+    assert host.judge(41) == ("foreign", nobody.replace("40", "41"))
 
 
 @pytest.mark.parametrize(

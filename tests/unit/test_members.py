@@ -379,3 +379,29 @@ def test_who_listens_in_networks_of_the_unit_is_seen(tmp_path: pathlib.Path) -> 
     members = _members.Members(proc=str(tmp_path))
     members._networks = {5: 7, 6: 8}  # the second has ended
     assert [(one.address, one.port, one.inode) for one in members.listening()] == [("0.0.0.0", 8000, 77)]
+
+
+@pytest.mark.parametrize("way", ["mount_namespace", "session", "process_group"])
+@pytest.mark.parametrize(
+    ("cgroup", "uid", "owned"),
+    [(GROUP, 0, True), ("/system.slice/y.service", 0, False), (GROUP, 65534, False), ("/", 0, True)],
+)
+def test_what_weak_evidence_finds_in_another_unit_is_not_the_units(
+    unit: Unit, monkeypatch: pytest.MonkeyPatch, way: str, cgroup: str, uid: int, owned: bool
+) -> None:
+    main, other = unit.start(), unit.start()
+
+    def of_unit(table: _processes.Table, *_arguments: t.Any, **_options: t.Any) -> _ownership.Owned:
+        found = _ownership.Owned()
+        for pid, place, user, by in ((main.pid, GROUP, 0, "main_pid"), (other.pid, cgroup, uid, way)):
+            process = table.get(pid)
+            assert process is not None
+            process.cgroup, process.uid = place, user
+            found.add(process, by, by == "main_pid")
+        return found
+
+    monkeypatch.setattr(_ownership, "of_unit", of_unit)
+    members = follow(unit)
+    members.renew(unit.state(main.pid))
+    assert (other.pid in members.pids) is owned
+    assert main.pid in members.pids
