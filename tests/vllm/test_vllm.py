@@ -400,14 +400,14 @@ def test_with_a_shutdown_timeout_it_drains(vllm: Vllm) -> None:
     vllm.until(lambda: vllm.property("SubState") == "stop-sigterm", 10, "the stop did not begin")
     before = vllm.stream()["events"]
     refused = vllm.module("route_probe", timeout=15, report_only=True)
-    assert refused["ok"] is False
+    assert (refused["verdict"], refused["direct"]["status"]) == ("error_response", 500)
     vllm.until(lambda: bool(vllm.stream()["over"]), 120, "the stream did not end")
     ended = time.monotonic()
     stream = vllm.stream()
     assert (stream["finish"], stream["error"]) == ("length", None)
     assert stream["events"] > before
     vllm.until(lambda: vllm.property("ActiveState") == "inactive", 30, "it went on after its last stream")
-    assert time.monotonic() - ended < 15
+    assert time.monotonic() - ended < 30, "more than stop_advice gives it"
     assert vllm.processes() == []
 
 
