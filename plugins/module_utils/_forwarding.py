@@ -100,6 +100,10 @@ class Ways:
             return self._best([_Place(here, address, port) for address, port in _destination(words)])
         return None
 
+    def is_rootlessport(self, process: _processes.Process) -> bool:
+        """Whether it is one that podman runs from its own file, so that its name does not tell."""
+        return "rootlessport" in "".join(_words(process, self.table.proc)[:1])
+
     def led(self) -> t.Tuple[bool, t.Optional[End]]:
         """Whether a connection is taken, and who has it when it has come to another network of this host."""
         if self._led is None:

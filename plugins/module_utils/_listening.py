@@ -147,6 +147,7 @@ def _explain(
         if end is not None:
             return end.whose, "%s keeps the port for others, and connections come to %s" % (text, end.text)
     unit, container = _ownership.attribute(process)
+    name = "rootlessport" if name == "exe" and ways is not None and ways.is_rootlessport(process) else name
     if name in BESIDE_CLIENTS and (unit or "").endswith(".service") and not str(unit).startswith(DAEMONS):
         return "other", _forwarding.described(process)
     # A container that is known to be the unit's is owned, and so are its processes.

@@ -31,7 +31,9 @@ DOCKER = "/usr/bin/docker run --name %p " + HOST_FOLDERS
 PODMAN = "/usr/bin/podman run --name %p --replace " + HOST_FOLDERS
 INSIDE = "tiny %s --host 0.0.0.0 --port 8000" % PYTHON
 PROXY = "/lib/systemd/systemd-socket-proxyd 127.0.0.1:8000"
-SPLIT = "Type=notify\nNotifyAccess=all\nKillMode=mixed\nDelegate=yes\n"
+ROOTLESS = (
+    "User=rl\nEnvironment=HOME=/home/rl XDG_RUNTIME_DIR=/run/rl\nExecStart=%s --network=slirp4netns -p %d:8000 %s"
+)
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a lab takes root")
 
@@ -45,7 +47,9 @@ SERVICES = {
     "monitored": "Type=notify\nNotifyAccess=all\n"
     "ExecStart=%s --cgroups=no-conmon --sdnotify=conmon -d -p 9105:8000 %s" % (PODMAN, INSIDE),
     "left": "Type=oneshot\nRemainAfterExit=yes\nExecStart=%s -d -p 9113:8000 %s" % (DOCKER, INSIDE),
-    "left": "Type=oneshot\nRemainAfterExit=yes\nExecStart=%s -d -p 9113:8000 %s" % (DOCKER, INSIDE),
+    # Both of one user: what he runs without being root shares a mount namespace.
+    "rootless": ROOTLESS % (PODMAN, 9114, INSIDE),
+    "rootless2": ROOTLESS % (PODMAN, 9115, INSIDE),
     "private": "ExecStart=%s\nPrivateNetwork=yes" % ALONE,
     "joined": "ExecStart=%s\nNetworkNamespacePath=/run/netns/joined" % ALONE,
     "hidden": "ExecStart=%s %s" % (DOCKER, INSIDE),  # nothing leads to it
@@ -60,7 +64,7 @@ SOCKETS = {
 PORTS = {"plain": 9100, "published": 9101, "netavark": 9102, "shared": 9103, "sharedpod": 9104, "monitored": 9105}
 PORTS.update({"private": 9106, "joined": 9107, "missed": 9109, "missedpod": 9110})
 READY = [name for name in PORTS if not name.startswith("missed")]
-PORTS.update({"hidden": 9112, "left": 9113})
+PORTS.update({"hidden": 9112, "left": 9113, "rootless": 9114, "rootless2": 9115})
 READY = [name for name in PORTS if not name.startswith("missed")]
 # A unit, the port of another at which it is waited for, and that other.
 CROSSED = [
@@ -73,7 +77,9 @@ CROSSED = [
     ("hidden", "shared"),
     ("netavark", "monitored"),
     ("left", "published"),
+    ("rootless", "rootless2"),
     ("left", "published"),
+    ("rootless", "rootless2"),
     ("published", "late"),
 ]
 MISSED = [("missed", 9109), ("missedpod", 9110), ("published", 9199), ("private", 9199)]
@@ -85,9 +91,10 @@ LED = [("plain", "masked"), ("netavark", "masked")]
 LAB = ContainerHosts("test-waitnet", HOSTS, networks=True)
 
 Call = t.Tuple[str, int]
-AT_ONCE = 3  # waits on one host
+AT_ONCE = 4  # waits on one host
 HERE = "A=$(ip -4 -o addr show host0 | sed 's/.*inet \\([0-9.]*\\).*/\\1/')"
-WAIT = """gpuops wait --unit %s --url http://%s:%d --engine vllm --model tiny --timeout %g --json >/run/answer.%d 2>/dev/null"""
+WAIT = "gpuops wait --unit %s --url http://%s:%d --engine vllm --model tiny --timeout %g --json"
+WAIT += " >/run/answer.%d 2>/dev/null"
 # Connections to a port at which nobody listens, led on by the kernel alone, as Kubernetes does it.
 LEAD = r"""
 for i in $(seq 100); do
@@ -122,7 +129,7 @@ def ask(calls: t.Sequence[Call], timeout: t.Callable[[Call], float]) -> t.Dict[C
         lines.append(WAIT % (call[0], address, call[1], timeout(call), number))
     script = "%s; export A; xargs -P %d -d '\\n' -I@ sh -c @ || :\n" % (HERE, AT_ONCE)
     gather = "for n in $(seq 0 %d); do cat /run/answer.$n; echo; echo END; done" % (len(calls) - 1)
-    said = LAB.everywhere(script + gather, "\n".join(lines) + "\n")
+    said = LAB.everywhere(script + gather, "\n".join(lines) + "\n", timeout=400)
     found = {host: [json.loads(one) for one in text.split("END\n")[:-1]] for host, text in said.items()}
     return {call: {host: found[host][number] for host in found} for number, call in enumerate(calls)}
 
@@ -134,7 +141,7 @@ class Told(t.NamedTuple):
     seen: t.Dict[str, t.Dict[str, t.List[str]]]
 
     def add(self, calls: t.Sequence[Call]) -> None:
-        self.answers.update(ask(calls, lambda call: 3 if call in MISSED else 60))
+        self.answers.update(ask(calls, lambda call: 8 if call in MISSED else 60))
         for host, text in LAB.everywhere(SEEN).items():
             self.seen.setdefault(host, {}).update({line.split()[0]: line.split()[1:] for line in text.splitlines()})
 
@@ -146,10 +153,12 @@ def told() -> t.Iterator[Told]:
         LAB.install(dict.fromkeys(HOSTS, PACKAGES))
         LAB.everywhere("cat >/opt/engine.py; ip netns add joined; ip -n joined link set lo up", ENGINE.read_text())
         LAB.prepare()
+        LAB.let_run("rl")
         LAB.everywhere(write(SERVICES, SOCKETS) + LEAD)
         agent.result()
         found = Told({}, {})
-        found.add([*((name, PORTS[name]) for name in READY), *((one, PORTS[other]) for one, other in CROSSED), *MISSED])
+        # Those that have to wait until their time is over go first: the others are done meanwhile.
+        found.add([*MISSED, *((name, PORTS[name]) for name in READY), *((one, PORTS[other]) for one, other in CROSSED)])
         LAB.everywhere(LAB.daemon(**{"userland-proxy": False}) + "(%s)\n" % ANSWERS + write(MASKED, {}))
         asked = {"unit": "masked", "url": "http://127.0.0.1:9111", "engine": "vllm", "model": "tiny", "timeout": 60}
         answer = LAB.module("wait_model_ready", **asked)
@@ -173,7 +182,8 @@ HOW = {
     "shared": "process {pid} of the unit listens",
     "sharedpod": "process {pid} of the unit listens",
     "published": BEHIND,
-    "left": BEHIND,
+    "rootless": r"process \d+ of the unit listens",
+    "rootless2": r"process \d+ of the unit listens",
     "left": BEHIND,
     "netavark": KEPT.replace("{keeper}", "conmon"),
     "monitored": KEPT.replace("{keeper}", "conmon"),
@@ -188,7 +198,8 @@ HOW = {
 def test_the_listener_is_the_process_of_the_unit_whatever_takes_connections_in(told: Told, name: str) -> None:
     for host, answer in told.answers[name, PORTS[name]].items():
         assert (answer["verdict"], answer["tier_reached"]) == ("ready", "generation"), answer["msg"]
-        wanted = HOW[name].replace("{pid}", told.seen[host][name][1]).replace("{title}", TITLE)
+        pid = told.seen[host].get(name, ["", "of rootlessport"])[1]
+        wanted = HOW[name].replace("{pid}", pid).replace("{title}", TITLE)
         assert re.fullmatch(wanted, listener(answer)), (host, listener(answer))
 
 
@@ -196,6 +207,9 @@ def test_the_listener_is_the_process_of_the_unit_whatever_takes_connections_in(t
 def test_another_process_behind_the_port_is_named(told: Told, name: str, other: str) -> None:
     for host, answer in told.answers[name, PORTS[other]].items():
         assert answer["verdict"] == "wrong_server", (host, answer["msg"], listener(answer))
+        if other.startswith("rootless"):
+            assert re.search(r'\d+ "(rootlessport|exe)" \(unit %s\.service\)' % other, answer["msg"]), answer["msg"]
+            continue
         identity, pid = told.seen[host]["late-proxy" if other == "late" else other]
         place = "unit %s.service" % ("late-proxy" if other == "late" else other)
         place = place if identity == "-" else "container " + identity[:12]

@@ -15,7 +15,7 @@ from labhosts import LabHosts
 
 RUNTIME = common.LAB / "files" / "containers" / "lab-runtime"
 PACKAGES = ("busybox-static", "systemd-container", "crun", "docker.io", "podman")
-NETWORK = ("iptables", "nftables", "iproute2")
+NETWORK = ("iptables", "nftables", "iproute2", "uidmap", "slirp4netns")
 # What other releases have in the packages above, or do not have.
 BY_RELEASE = {"trixie": ("docker-cli",)}
 NETWORK_BY_RELEASE = {"trixie": ("netavark", "aardvark-dns"), "bullseye": ("containernetworking-plugins",)}
@@ -64,6 +64,18 @@ IMAGES = r"""
 tar -C /srv/image -c . | docker import - tiny >/dev/null
 tar -C /srv/image -c . | podman import --quiet - tiny >/dev/null
 """
+# An ordinary user who may run podman: {user}
+ROOTLESS = r"""
+useradd --create-home {user}; echo "{user}:100000:65536" | tee /etc/subuid >/etc/subgid
+chmod u+s /usr/bin/newuidmap /usr/bin/newgidmap; chmod 666 /dev/net/tun
+tar -C /srv/image -c . >/tmp/tiny.tar; chmod 644 /tmp/tiny.tar
+mkdir -p /run/{user} /home/{user}/.config/containers; cd /home/{user}/.config/containers
+printf '[storage]\ndriver = "vfs"\nrunroot = "/run/{user}/storage"\ngraphroot = "/home/{user}/storage"\n' >storage.conf
+sed 's/= "systemd"/= "cgroupfs"/' /etc/containers/containers.conf >containers.conf
+chown -R {user} /run/{user} /home/{user}; cd /
+export HOME=/home/{user} XDG_RUNTIME_DIR=/run/{user}
+runuser -u {user} -- podman import --quiet /tmp/tiny.tar tiny >/dev/null
+"""
 
 
 class ContainerHosts(LabHosts):
@@ -92,6 +104,10 @@ class ContainerHosts(LabHosts):
         podman = "" if self.networks else 'netns = "host"'
         self.everywhere(SET_UP.replace("{podman}", podman) + self.daemon(), RUNTIME.read_text(encoding="utf-8"))
         self.everywhere("(%s); %s" % (ANSWERS, IMAGES))
+
+    def let_run(self, user: str) -> None:
+        """Make a user who may run podman without being root."""
+        self.everywhere(ROOTLESS.replace("{user}", user))
 
     def daemon(self, **options: t.Any) -> str:
         """A script that starts the docker daemon with these options, anew where it runs."""

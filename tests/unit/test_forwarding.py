@@ -262,6 +262,15 @@ def test_who_forwards_beside_the_client_of_another_unit_is_foreign(
     assert kind == "forwarder" or found[1] == '30 "%s" (unit y.service)' % name
 
 
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("containers-rootlessport-child", "forwarder"), ("rootlessport-child", "forwarder"), ("x", "foreign")],
+)
+def test_the_child_of_rootlessport_is_known_by_its_command_line(host: Host, word: str, kind: str) -> None:
+    host.add(30, "exe", "host", "/user.slice/user-1000.slice/session-1.scope", word)
+    assert host.judge(30)[0] == kind
+
+
 # Which container is the unit's may not be known
 
 
