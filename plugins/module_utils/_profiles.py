@@ -98,8 +98,8 @@ VLLM = Profile(
     titles=(r"^VLLM::",),
     on_sigterm=(
         "Ends its engine at once, then waits without limit for the clients whose requests it cut, and who get no word; "
-        "without such clients it ends within seconds. --shutdown-timeout gives what runs that time; then it takes "
-        "nothing new, and ends with its last request."
+        "without such clients it ends within seconds. --shutdown-timeout gives what runs that time; then it answers "
+        "new requests with 500, and ends soon after the last one that runs."
     ),
     stop_timeout=60,
     stop_advice="With --shutdown-timeout, 30 s more than that. Without it, all of it passes while a client waits.",
