@@ -93,7 +93,11 @@ VLLM = Profile(
         Phase(r"warming up|warmup model\)? took|\bwarmup:", "warming_up", (95, 99)),
         Phase(_STARTED, "started", (100, 100)),
     ),
-    fatal=((r"to serve at least one request with the model.{0,40} max seq len", "gpu_out_of_memory"),),
+    fatal=(
+        (r"to serve at least one request with the model.{0,40} max seq len", "gpu_out_of_memory"),
+        # What is no folder is taken for the name of a repository, and a path is none.
+        (r"repo id must be in the form", "model_not_found"),
+    ),
     # A front process bears no title before it has set one, and VLLM_PROCESS_NAME_PREFIX may change them all.
     titles=(r"^VLLM::",),
     on_sigterm=(

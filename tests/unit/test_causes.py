@@ -74,6 +74,12 @@ TORCH = (
         ("llama_cpp", "error loading model architecture: unknown model architecture: 'foo'", "model_unsupported"),
         ("llama_cpp", "gguf_init_from_file: failed to open GGUF file '/m.gguf'", "model_not_found"),
         ("vllm", "OSError: /models/x is not a local folder and is not a valid model identifier", "model_not_found"),
+        (
+            "vllm",
+            "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or "
+            "'namespace/repo_name': '/opt/vllm/models/none'. Use `repo_type` argument if needed.",
+            "model_not_found",
+        ),
         ("vllm", "ImportError: libcudart.so.12: cannot open shared object file", "library_missing"),
         ("vllm", "api_server.py: error: unrecognized arguments: --tp 4", "bad_arguments"),
         ("llama_cpp", "error: invalid argument: --foo", "bad_arguments"),
