@@ -29,6 +29,23 @@ PORT = 9200
 # gpu03 qwen: loading weights 63 % · 71204 MiB · 4 m 12 s, moved 2 s ago
 LIVE = re.compile(r"^(gpu[12]) (\S+): (.+)$", re.M)
 BAR = re.compile(r"loading weights (\d+) %")
+EACH = 2.0  # seconds of one percent of a long load
+BEGINNING = 15.0  # in which each change ends a slice, where nothing is read beside it
+LATE = 5.0
+SLICE = 60.0  # longer than any slice lasts
+# Who has the folder open: the slice that writes its line there, and the child that removes it when the slice is killed.
+HOLDERS = """
+import glob, os
+def held(pid):
+    try:
+        return "/run/gpuops/lines" in map(os.readlink, glob.glob("/proc/%s/fd/*" % pid))
+    except OSError:
+        return False
+def parent(pid):
+    return open("/proc/%s/stat" % pid).read().rpartition(")")[2].split()[1]
+found = [pid for pid in os.listdir("/proc") if pid.isdigit() and held(pid)]
+print(*sorted(found, key=lambda pid: parent(pid) in found))
+"""
 
 Answer = t.Dict[str, t.Any]
 
@@ -101,15 +118,62 @@ class Lab:
         **options: t.Any,
     ) -> Run:
         """The wait as a task of a playbook, with keywords of its own."""
+        return self.watch([], hosts, keywords, arguments, **options)
+
+    def watch(
+        self,
+        lines: t.List[t.Tuple[float, str]],
+        hosts: str,
+        keywords: t.Optional[t.Dict[str, t.Any]] = None,
+        arguments: t.Sequence[str] = (),
+        **options: t.Any,
+    ) -> Run:
+        """The same; each of its lines is put to the others as it comes, with the moment."""
+        process = self.begin(hosts, keywords, arguments, **options)
+        limit = threading.Timer(300, process.kill)
+        limit.start()
+        errors: t.List[str] = []
+        reader = threading.Thread(target=lambda: errors.append(process.stderr.read()))
+        reader.start()
+        for line in process.stdout:
+            lines.append((time.time(), line))
+        reader.join()
+        limit.cancel()
+        return Run(process.wait(), "".join(line for _when, line in lines), errors[0])
+
+    def begin(
+        self,
+        hosts: str,
+        keywords: t.Optional[t.Dict[str, t.Any]] = None,
+        arguments: t.Sequence[str] = (),
+        **options: t.Any,
+    ) -> t.Any:
+        """The playbook, which runs."""
         waiting: t.Dict[str, t.Any] = {"gpuops.serving.wait_model_ready": self.options(**options), "register": "answer"}
         shown = {"msg": "ANSWER-{{ inventory_hostname }} {{ answer | to_json }} REWSNA"}
         tasks = [dict(waiting, **(keywords or {})), {"ansible.builtin.debug": shown}]
         book = self.folder / "play.json"
         book.write_text(json.dumps([{"hosts": hosts, "gather_facts": False, "tasks": tasks}]), encoding="utf-8")
         argv = ["ansible-playbook", "-i", str(self.fleet.folder / "inventory.yml"), *arguments, str(book)]
-        environment = dict(self.fleet.environment(), ANSIBLE_CALLBACK_RESULT_FORMAT="json")
-        done = subprocess.run(argv, env=environment, cwd=REPO, capture_output=True, text=True, check=False, timeout=180)
-        return Run(done.returncode, done.stdout, done.stderr)
+        environment = dict(self.fleet.environment(), ANSIBLE_CALLBACK_RESULT_FORMAT="json", PYTHONUNBUFFERED="1")
+        return subprocess.Popen(
+            argv, env=environment, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def names(self, host: str) -> t.List[str]:
+        """The lines that slices have written down on a host."""
+        return self.run(host, "ls -A /run/gpuops/lines", checked=False).split()
+
+    def holders(self, host: str) -> t.List[str]:
+        """The processes that have their folder open, a slice before its child."""
+        return self.run(host, "python3 -c '%s'" % HOLDERS.strip()).split()
+
+    def readers(self, host: str) -> t.List[str]:
+        """What reads such a line, on a host and here."""
+        there = self.run(host, "ps -eo args").splitlines()
+        here = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+        here = [line for line in here if "/run/gpuops-lab/%s/" % self.fleet.name in line]
+        return [line for line in there + here if "a=/run/gpuops/lines/" in line]
 
     @contextlib.contextmanager
     def waiting(self, host: str, **options: t.Any) -> t.Iterator[t.List[Answer]]:
@@ -128,6 +192,17 @@ class Lab:
             self.run(host, "systemctl kill --signal=KILL %s; systemctl stop %s" % (units, units), checked=False)
             self.run(host, "rm -rf /run/systemd/system/it.service /run/it; systemctl daemon-reload", checked=False)
             self.run(host, "systemctl reset-failed", checked=False)
+
+
+def within(seconds: float, look: t.Callable[[], t.Any]) -> t.Any:
+    """What a look finds, which must find something in so many seconds."""
+    until = time.monotonic() + seconds
+    while True:
+        found = look()
+        if found:
+            return found
+        assert time.monotonic() < until, "not within %g s" % seconds
+        time.sleep(0.2)
 
 
 @pytest.fixture
@@ -181,7 +256,103 @@ def test_the_whole_of_a_long_wait_counts_for_the_deadline(lab: Lab) -> None:
     assert found["tiers"][0]["at"] < 2, "a later slice must not begin anew"
 
 
+def test_each_percent_of_a_long_load_is_shown_soon_and_nothing_is_left(lab: Lab) -> None:
+    for host in (OLD, NEW):
+        lab.run(host, "mkdir -p /run/it")
+        lab.start(host, "--load %g --log tqdm --moments /run/it/moments" % (100 * EACH))
+    lines: t.List[t.Tuple[float, str]] = []
+    run = lab.watch(lines, "gpu_hosts", timeout=95, stall_timeout=30)
+    calm = os.getloadavg()[0] < (os.cpu_count() or 1) + 1
+    assert run.status == 0, run.out + run.err
+    assert not run.err
+    for host in (OLD, NEW):
+        born = float(lab.run(host, "cat /run/it/moments").split()[1])
+        shown = [(when, BAR.search(line)) for when, line in lines if line.startswith(host + " it: ")]
+        percents = [(when, int(found.group(1))) for when, found in shown if found]
+        due = {percent: born + EACH * percent for percent in range(100)}
+        late = [
+            min(when for when, found in percents if found >= percent) - due[percent]
+            for percent in due
+            if percents[0][0] + BEGINNING < due[percent] and percent <= percents[-1][1]
+        ]
+        print(host, "late by", *("%.1f" % seconds for seconds in late))
+        assert len(late) >= 30
+        # From one slice to the next a program is started here and there, which takes longer beside a full load.
+        assert sorted(late)[len(late) * 8 // 10] <= LATE, late
+        assert max(late) <= LATE or not calm, late
+        assert [percent for _when, percent in percents] == sorted({percent for _when, percent in percents})
+        assert run.answers[host]["verdict"] == "progressing"
+        assert lab.names(host) == []
+        assert lab.holders(host) == []
+
+
+def test_the_line_of_a_slice_goes_with_it_when_it_is_killed(lab: Lab) -> None:
+    def steady() -> t.List[str]:
+        """The slice, its child and its line, when it is not about to end."""
+        look = "python3 -c '%s'; ls -A /run/gpuops/lines; " % HOLDERS.strip()
+        found = lab.run(OLD, look + "sleep 3; " + look, checked=False).split()
+        return found[:3] if len(found) == 6 and found[:3] == found[3:] else []
+
+    lab.start(OLD, "--load 400 --log tqdm")
+    runs: t.List[Run] = []
+    thread = threading.Thread(target=lambda: runs.append(lab.play(OLD, timeout=200, stall_timeout=100)))
+    thread.start()
+    try:
+        slice_, guard, name = within(150, steady)
+        assert lab.run(OLD, "stat -c '%%U %%a' /run/gpuops/lines/%s" % name) == "ops 600"
+        lab.run(OLD, "kill -9 " + slice_)
+        within(5, lambda: name not in lab.names(OLD))
+        within(5, lambda: guard not in lab.holders(OLD))
+    finally:
+        thread.join(300)
+    assert runs[0].status == 2, runs[0].out
+
+
+def test_nothing_is_left_of_a_controller_that_was_killed(lab: Lab) -> None:
+    for host in (OLD, NEW):
+        lab.start(host, "--load 100 --log tqdm")
+    process = lab.begin("gpu_hosts", timeout=90)
+    try:
+        for host in (OLD, NEW):
+            within(40, lambda host=host: lab.readers(host) and lab.names(host))
+    finally:
+        process.kill()
+        process.communicate()
+    for host in (OLD, NEW):
+        within(20, lambda host=host: not lab.holders(host))
+        assert lab.names(host) == []
+        within(10, lambda host=host: not lab.readers(host))
+
+
 # The connection
+
+
+def test_a_cable_that_is_pulled_late_ends_neither_the_wait_nor_its_lines(lab: Lab) -> None:
+    def percents() -> int:
+        return sum(BAR.search(line) is not None for _when, line in list(seen))
+
+    lab.start(NEW, "--load 150 --log tqdm")
+    seen: t.List[t.Tuple[float, str]] = []
+    found: t.List[Run] = []
+    thread = threading.Thread(target=lambda: found.append(lab.watch(seen, NEW, stall_timeout=60, timeout=250)))
+    thread.start()
+    within(90, lambda: percents() and time.time() > seen[2][0] + BEGINNING + 5 and percents() >= 8)
+    lab.fleet.lab("cut", NEW)
+    try:
+        time.sleep(12)
+    finally:
+        lab.fleet.lab("heal", NEW)
+        thread.join(300)
+    (run,) = found
+    answer, lines = run.answers[NEW], run.live(NEW)
+    assert (answer["verdict"], answer["restarts"]) == ("ready", 0), run.out + run.err
+    assert answer["tiers"][0]["at"] < BEGINNING
+    back = lines.index("the connection is back")
+    assert "lost" in lines[back - 1]
+    for part in (lines[:back], lines[back:]):
+        assert len([line for line in part if BAR.search(line)]) >= 8, lines
+    # That of the lost slice goes with it.
+    within(SLICE, lambda: not lab.names(NEW))
 
 
 def test_a_cable_that_is_pulled_in_the_middle_does_not_end_the_wait(lab: Lab) -> None:
