@@ -117,7 +117,7 @@ def test_a_line_names_its_cause(engine: str, line: str, kind: str) -> None:
         "Set PYTORCH_ALLOC_CONF=expandable_segments:True to avoid out of memory",
         "Lower the batch size to prevent out of memory errors",
         "Found ulimit of 1024 and failed to automatically increase with error current limit exceeds maximum limit. "
-        "This can cause fd limit errors like `OSError: [Errno 24] Too many open files`. Consider increasing with ulimit -n",
+        "This can cause fd limit errors like `OSError: [Errno 24] Too many open files`",
         "server_args=ServerArgs(model_path='/m', note='permission denied: out of memory')",
         "non-default args: {'model': '/models/cuda out of memory'}",
         '127.0.0.1:55 - "GET /address%20already in use HTTP/1.1" 404',
