@@ -92,7 +92,7 @@ integration: venv ## run the integration tests: real processes, real programs, a
 	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/integration
 
 # The two halves of it: tests that work, and tests that wait for services to load.
-WAITS := $(wildcard tests/integration/test_wait_*.py) tests/integration/test_readiness_systemd.py
+WAITS := tests/integration/test_wait_systemd.py tests/integration/test_readiness_systemd.py
 .PHONY: integration-work integration-waits
 integration-work: venv
 	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/integration $(addprefix --ignore=,$(WAITS))
