@@ -15,7 +15,7 @@ import platform
 import sys
 import typing as t
 
-from . import _agent_gpu, _agent_stop, _agent_wait, _service, _site, _verdicts
+from . import _agent_gpu, _agent_stop, _agent_wait, _foreign, _service, _site, _verdicts
 from ._errors import ServingError, UsageError
 
 # The agent lies in HOME/lib/gpuops.
@@ -98,5 +98,5 @@ def _work(options: argparse.Namespace) -> int:
 def _fail(message: str, code: int = 2) -> int:
     if sys.stderr is not None:  # print would take the standard output instead
         with contextlib.suppress(OSError):
-            print("gpuops: %s" % message, file=sys.stderr)
+            print(_foreign.seen("gpuops: %s" % message), file=sys.stderr)
     return code

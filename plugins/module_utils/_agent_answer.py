@@ -10,7 +10,7 @@ import json
 import sys
 import typing as t
 
-from . import _verdicts
+from . import _foreign, _verdicts
 from ._errors import ServingError, UsageError
 
 __all__ = ["tell"]
@@ -42,10 +42,10 @@ def tell(
         _print_json(result, warnings)
     else:
         for line in lines(result):
-            print(line)
-        print("%s: %s" % (word(result), result["msg"]))
+            print(_foreign.seen(line))
+        print(_foreign.seen("%s: %s" % (word(result), result["msg"])))
         for text in warnings:
-            print("gpuops: warning: %s" % text, file=sys.stderr)
+            print(_foreign.seen("gpuops: warning: %s" % text), file=sys.stderr)
     return _verdicts.lookup(result["verdict"]).exit_code
 
 

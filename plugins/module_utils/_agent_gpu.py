@@ -11,7 +11,7 @@ import json
 import sys
 import typing as t
 
-from . import _gpu, _gpu_options, _gpu_text, _service, _verdicts
+from . import _foreign, _gpu, _gpu_options, _gpu_text, _service, _verdicts
 from ._deadline import Deadline
 from ._errors import UsageError
 
@@ -77,10 +77,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**reading.as_dict(), "ok": reading.verdict == "clear", "warnings": reading.warnings}))
     else:
         for line in _gpu_text.lines(reading.devices):
-            print(line)
-        print("%s: %s" % (reading.verdict, reading.message))
+            print(_foreign.seen(line))
+        print(_foreign.seen("%s: %s" % (reading.verdict, reading.message)))
         for text in reading.warnings:
-            print("gpuops: warning: %s" % text, file=sys.stderr)
+            print(_foreign.seen("gpuops: warning: %s" % text), file=sys.stderr)
     return _verdicts.lookup(reading.verdict).exit_code
 
 

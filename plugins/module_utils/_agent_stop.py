@@ -11,7 +11,7 @@ import contextlib
 import sys
 import typing as t
 
-from . import _agent_answer, _agent_gpu, _lease, _service, _stop_text, _stopping
+from . import _agent_answer, _agent_gpu, _foreign, _lease, _service, _stop_text, _stopping
 
 __all__ = ["add", "run"]
 
@@ -107,4 +107,4 @@ class _Progress:
         if text != self._last:
             self._last = text
             with contextlib.suppress(OSError):  # a terminal that is gone must not break off a stop
-                print("gpuops: %s" % text, file=sys.stderr, flush=True)
+                print(_foreign.seen("gpuops: %s" % text), file=sys.stderr, flush=True)

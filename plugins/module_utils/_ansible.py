@@ -11,7 +11,7 @@ import typing as t
 
 from ansible.module_utils.basic import AnsibleModule
 
-from . import _site, _verdicts
+from . import _foreign, _site, _verdicts
 from ._errors import ServingError
 
 Spec = t.Dict[str, t.Dict[str, t.Any]]
@@ -27,7 +27,7 @@ class Context:
         self.check_mode: bool = module.check_mode
 
     def warn(self, text: str) -> None:
-        self._module.warn(text)
+        self._module.warn(_foreign.seen(text))
 
 
 def service_spec() -> Spec:
@@ -95,14 +95,16 @@ def run_module(
         failure.setdefault("changed", False)
         failure.setdefault("ok", False)
         failure.setdefault("verdict", "error")
-        module.fail_json(msg=error.message, **failure)
+        module.fail_json(msg=_foreign.seen(error.message), **_foreign.valid(failure))
     except Exception as error:
         module.fail_json(
-            msg="an internal error: %s: %s; please report it with the traceback" % (type(error).__name__, error),
+            msg=_foreign.seen(
+                "an internal error: %s: %s; please report it with the traceback" % (type(error).__name__, error)
+            ),
             changed=False,
             ok=False,
             verdict="error",
-            exception=traceback.format_exc(),
+            exception=_foreign.valid(traceback.format_exc()),
         )
     _answer(module, result, verdict)
 
@@ -112,6 +114,9 @@ def _answer(module: AnsibleModule, result: Result, verdict: _verdicts.Verdict) -
     result.setdefault("changed", False)
     result.setdefault("ok", verdict.ok)
     fails = verdict.fails or not result["ok"]
+    result = _foreign.valid(result)
+    if isinstance(result.get("msg"), str):
+        result["msg"] = _foreign.seen(result["msg"])
     if fails and not module.params.get("report_only"):
         module.fail_json(**result)
     module.exit_json(**result)

@@ -12,13 +12,14 @@ import uuid
 from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
-from . import _answers, _bounded, _http
+from . import _answers, _bounded, _foreign, _http
 from ._profile import Profile
 
 __all__ = ("DIRECT", "ROUTE", "Question", "Side", "judge", "overall", "probe", "same_model", "worst")
 
 DIRECT, ROUTE = "direct", "route"
-EXCERPT = 200
+TOLD = 300  # characters of what an answer says
+WHOLE = 1 << 16  # characters of an answer in which secrets are looked for before it is cut
 # Where an answer counts no tokens, a few are asked for: the first one alone may decode to nothing.
 UNCOUNTED_TOKENS = 8
 FAILED_ENDS = ("error", "abort")  # ways to end that are no end of a generation
@@ -111,7 +112,8 @@ def probe(
         _http.check(access)
         _http.join(url, "/")  # a URL that cannot be used is the caller's mistake, not the server's
     _http.load()
-    outcome = _bounded.run(work, timeout, tick=tick)
+    outcome = _bounded.run(work, timeout, tick=tick, dies_with_caller=True)
+    veil = _foreign.Veil(_http.secrets_of(access), TOLD)
     found: t.Dict[str, Side] = {}
     for name, url in sides.items():
         rows = [row for row in outcome.partial if row["side"] == name]
@@ -130,7 +132,14 @@ def probe(
                     len(answer.events),
                     timeout,
                 )
+        _fit(found[name], veil)
     return found
+
+
+def _fit(side: Side, veil: _foreign.Veil) -> None:
+    """Leave of what a server wrote what can be told."""
+    side.error, side.url = veil(side.error), veil(side.url)
+    side.model = None if side.model is None else veil(side.model)
 
 
 def _ask(url: str, question: Question, fetch: Fetch) -> Side:
@@ -265,9 +274,9 @@ def _error_in(reply: Reply) -> str:
     """The error that a reply with status 200 carries, empty without one: what stands beside it is no token."""
     error = reply.get("error")
     if error or isinstance(error, dict):
-        return str(error)[:EXCERPT]
+        return str(error)[:WHOLE]
     if reply.get("object") == "error":
-        return str(reply.get("message"))[:EXCERPT]
+        return str(reply.get("message"))[:WHOLE]
     for choice in _choices(reply):
         end = choice.get("finish_reason")
         word = end.get("type") if isinstance(end, dict) else end
@@ -312,7 +321,7 @@ def same_model(wanted: str, got: str) -> bool:
 
 
 def _excerpt(answer: _http.Answer) -> str:
-    text = " ".join(answer.body.split())[:EXCERPT]
+    text = " ".join(answer.body[:WHOLE].split())
     return text or "an empty answer"
 
 

@@ -21,10 +21,13 @@ import typing as t
 from dataclasses import dataclass, field
 from urllib.parse import urljoin, urlsplit
 
-from . import _bounded, _site
+from . import _bounded, _foreign, _site
 from ._errors import UsageError
 
-__all__ = ("Access", "Answer", "Request", "check", "exchange", "fetch", "join", "load", "loads", "unfinished")
+__all__ = (
+    *("Access", "Answer", "Request"),
+    *("check", "exchange", "fetch", "join", "load", "loads", "secrets_of", "unfinished"),
+)
 
 MAX_BYTES = 1 << 20
 MAX_EVENTS = 256
@@ -149,6 +152,11 @@ def check(access: Access) -> Access:
     return access
 
 
+def secrets_of(access: Access) -> t.List[str]:
+    """What of it must not be told."""
+    return _foreign.secrets_of(access.api_key, access.headers)
+
+
 def loads(text: str) -> t.Any:
     """What a server sent as JSON; None when it is none. A few brackets are enough to exhaust a parser."""
     try:
@@ -165,7 +173,7 @@ def fetch(request: Request, access: Access, timeout: float, tick: t.Optional[t.C
 
     check(access)
     load()
-    outcome = _bounded.run(work, timeout, tick=tick)
+    outcome = _bounded.run(work, timeout, tick=tick, dies_with_caller=True)
     if outcome.status == "ok":
         return Answer(**outcome.value)
     answer = unfinished(request.url, outcome.partial, timeout)
@@ -241,7 +249,7 @@ def _open(session: t.Any, request: Request, access: Access, timeout: float, answ
         response.close()
         if _origin(target) != _origin(url) or (request.method != "GET" and response.status_code not in (307, 308)):
             answer.outcome = "redirected"
-            answer.error = 'redirected to "%s", which is not followed' % target
+            answer.error = 'redirected to "%s", which is not followed' % _foreign.place(target)
             return None
         url = target
     answer.outcome, answer.error = "redirected", "more than %d redirects" % MAX_REDIRECTS

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import typing as t
 
-from . import _engines, _http
+from . import _engines, _foreign, _http
 from ._deadline import Deadline
 from ._engines import Profile
 from ._errors import ServingError
@@ -40,10 +40,16 @@ class Ladder:
     """The tiers of one wait."""
 
     def __init__(
-        self, target: Target, profile: Profile, options: Options, deadline: Deadline, progress: Progress
+        self,
+        target: Target,
+        profile: Profile,
+        options: Options,
+        deadline: Deadline,
+        progress: Progress,
+        veil: _foreign.Veil = _foreign.BARE,
     ) -> None:
         self.target, self.profile, self.options = target, profile, options
-        self.deadline, self.progress = deadline, progress
+        self.deadline, self.progress, self.veil = deadline, progress, veil
         self.tiers = [Tier(name) for name in TIERS[: TIERS.index(options.tier) + 1]]
         self.model = options.model
         self._doubts: t.Dict[str, t.Tuple[str, int]] = {}
@@ -118,7 +124,7 @@ class Ladder:
                     tier.at = round(self.deadline.elapsed, 3)
                     self._changed = self.deadline.clock.monotonic()
                     self.progress.moved("tier")
-                tier.reached, tier.detail = reached, detail
+                tier.reached, tier.detail = reached, self.veil(detail)
 
     def unit(self, runs: bool, detail: str, since: t.Optional[float]) -> None:
         """What systemd says: whether it runs, and since when its main process does, by the clock of the deadline.
@@ -421,9 +427,10 @@ class Ladder:
     def save(self) -> t.Dict[str, t.Any]:
         return {
             "tiers": [[tier.reached, tier.at, tier.detail] for tier in self.tiers],
-            "model": self.model,
+            # A name that must not be told is looked up again.
+            "model": self.model if self.model == self.options.model or self._fit(self.model) else None,
             "doubts": {tier: list(doubt) for tier, doubt in self._doubts.items()},
-            "side": None if self.side is None else vars(self.side),
+            "side": None if self.side is None else _foreign.walked(vars(self.side), self.veil, keep=("verdict",)),
             "proof": self.proof is not None,
             "failed": self._failed,
             "failing": self._failing,
@@ -434,6 +441,9 @@ class Ladder:
             "changed": self._changed,
             "runs": self._runs,
         }
+
+    def _fit(self, model: t.Optional[str]) -> bool:
+        return model is None or self.veil(model) == model
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         for tier, (reached, at, detail) in zip(self.tiers, saved["tiers"]):

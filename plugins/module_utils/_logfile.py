@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import stat
 import struct
@@ -41,6 +42,7 @@ class LogFile:
         self._mark = b""
         self._pending = b""  # a line that has not ended
         self._shown = False  # whether it was told of all the same
+        self._kept: t.Optional[t.Dict[str, t.Any]] = None  # how both are known again, after another process
         self._looked = False
         # When the file was written last before the first look, and when it was made, by the clock of the wall.
         self.written: t.Optional[float] = None
@@ -84,11 +86,14 @@ class LogFile:
             self._child = None
 
     def save(self) -> t.Dict[str, t.Any]:
+        """What another process needs to go on. A log may hold secrets, so its bytes are told by a hash."""
         stuck = self._stuck if self._child is None else self._child.mark()
-        return dict(self._place(), stuck=stuck)
+        kept = self._kept or {"mark": _print_of(self._mark), "pending": _print_of(self._pending)}
+        return dict(self._place(), stuck=stuck, **kept)
 
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
-        self._take_place(saved)
+        self._take_place({**saved, "mark": "", "pending": ""})
+        self._kept = {name: list(saved[name]) for name in ("mark", "pending")}
         self._stuck = saved["stuck"]
 
     def _place(self) -> t.Dict[str, t.Any]:
@@ -96,7 +101,7 @@ class LogFile:
             "file": self._file,
             "offset": self._offset,
             "mark": self._mark.hex(),
-            "pending": self._pending[: _logtext.LINE_WIDTH].hex(),
+            "pending": self._pending.hex(),
             "shown": self._shown,
             "looked": self._looked,
         }
@@ -105,6 +110,7 @@ class LogFile:
         self._file = None if saved["file"] is None else (saved["file"][0], saved["file"][1])
         self._offset, self._shown, self._looked = saved["offset"], saved["shown"], saved["looked"]
         self._mark, self._pending = bytes.fromhex(saved["mark"]), bytes.fromhex(saved["pending"])
+        self._kept = None
 
     def _look(self) -> t.Dict[str, t.Any]:
         """Runs in the child, where all that is open stays open."""
@@ -163,6 +169,22 @@ class LogFile:
             with contextlib.suppress(OSError):
                 if self._number < 0:
                     self._open(path, self._file)
+        if self._number >= 0 and self._kept is not None:
+            self._recall(self._kept)
+            self._kept = None
+
+    def _recall(self, kept: t.Mapping[str, t.Any]) -> None:
+        """What an earlier process had read last, which is in the file as long as nobody has begun that anew."""
+
+        def before(length: int, known: str) -> t.Optional[bytes]:
+            data = os.pread(self._number, length, max(0, self._offset - length))
+            return data if _print_of(data) == [length, known] else None
+
+        mark = before(*kept["mark"])
+        if mark is None:
+            self._begin_anew()
+        else:
+            self._mark, self._pending = mark, before(*kept["pending"]) or b""
 
     def _renewed(self) -> bool:
         """Whether the path leads to another file than the open one."""
@@ -224,6 +246,10 @@ class LogFile:
         """What stood unfinished in a file that is gone."""
         pending, self._pending = self._pending, b""
         return [] if self._shown else _logtext.lines_of(pending)
+
+
+def _print_of(data: bytes) -> t.List[t.Any]:
+    return [len(data), hashlib.sha256(data).hexdigest()]
 
 
 def _born(number: int) -> t.Optional[float]:

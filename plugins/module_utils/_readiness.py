@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import typing as t
 
-from . import _causes, _engines, _http, _matching
+from . import _causes, _engines, _foreign, _http, _matching
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
 from ._errors import MissingLibrary, ServingError, UsageError
@@ -42,12 +42,15 @@ class Wait:
         options: Options,
         clock: Clock = SYSTEM_CLOCK,
         start: t.Optional[float] = None,
+        veil: _foreign.Veil = _foreign.BARE,
     ) -> None:
+        """``veil`` makes what engine and host write fit to be kept and told."""
         options.check()
+        self.veil = veil
         self.target, self.profile, self.options = target, profile, options
         self.deadline = Deadline(options.timeout, clock, start)
         self.progress = Progress(profile, options.stall_timeout, self.deadline)
-        self.ladder = Ladder(target, profile, options, self.deadline, self.progress)
+        self.ladder = Ladder(target, profile, options, self.deadline, self.progress, veil)
         target.bound(self.deadline)
         self._counted = [0, 0]  # restarts that systemd counted, and new lives: one restart shows in both, not at once
         self.state: t.Optional[UnitState] = None
@@ -150,7 +153,8 @@ class Wait:
         if self.state is None:
             return
         self._observed = self.deadline.clock.monotonic()
-        for line, own in self.target.log(self.state):
+        for text, own in self.target.log(self.state):
+            line = self.veil.whole(text)
             if own:
                 self.progress.line(line)
                 self._word = line.strip() or self._word

@@ -12,7 +12,18 @@ import select
 import ssl
 import typing as t
 
-from . import _engines, _generation, _http, _limits, _selection, _systemd, _wait_line, _wait_request, _wait_state
+from . import (
+    _engines,
+    _foreign,
+    _generation,
+    _http,
+    _limits,
+    _selection,
+    _systemd,
+    _wait_line,
+    _wait_request,
+    _wait_state,
+)
 from ._deadline import SYSTEM_CLOCK, Clock
 from ._errors import ServingError, UsageError
 from ._readiness import Wait
@@ -38,9 +49,8 @@ FILL = {
 OF_UNIT = ("unit", "listener")  # tiers that only a unit can be judged by
 MOST_HOLDERS = 16
 HOLDERS_LIMIT = 5.0  # seconds to ask who holds the GPUs
-OF_THE_LOG = ("msg", "cause", "log_tail")  # what of an answer may quote the engine
-MASK = "********"
-SHORTEST = 8  # characters of what is masked: anything shorter is found in too many other words
+# What of an answer is in words of ours alone, whatever they have in common with a header.
+OURS = ("verdict", "tier_reached", "phase", "kind", "name")
 
 
 class Plan(t.NamedTuple):
@@ -50,10 +60,10 @@ class Plan(t.NamedTuple):
     profile: _engines.Profile
     options: Options
     gpus: t.Optional[t.List[str]]
-    secrets: t.Sequence[str] = ()
+    veil: _foreign.Veil = _foreign.BARE
 
     def wait(self, clock: Clock = SYSTEM_CLOCK, start: t.Optional[float] = None) -> Wait:
-        return Wait(self.target, self.profile, self.options, clock, start)
+        return Wait(self.target, self.profile, self.options, clock, start, self.veil)
 
     @property
     def what(self) -> t.List[t.Optional[str]]:
@@ -91,7 +101,7 @@ def plan(params: Params) -> Plan:
     # The first slice has looked, and what goes on from it has the addresses: names may be hard to resolve meanwhile.
     if unit and url and not _wait_request.goes_on(params.get("resume")):
         target.check_here()
-    return Plan(target, profile, options, params["gpus"], _secrets(access))
+    return Plan(target, profile, options, params["gpus"], _foreign.Veil(_http.secrets_of(access)))
 
 
 def _check_times(params: Params) -> None:
@@ -172,7 +182,7 @@ def run(
         return _answer(planned, wait, ending)
     finally:
         for text in planned.target.warnings:
-            warn(text)
+            warn(planned.veil(text))
         planned.target.close()
 
 
@@ -189,13 +199,13 @@ def _slice(
                 raise ServingError("nobody waits for the answer any more")
             tick()
             if ask.line:
-                part.tell(lambda live: write(json.dumps(_without(live, planned.secrets))))
+                part.tell(lambda live: write(json.dumps(_foreign.walked(live, planned.veil))))
 
         ending = part.wait.run(keep, leave=part)
     if ending is not None:
         # The target carries them from slice to slice, without what has been put right since and with the newest counts.
         for text in planned.target.warnings:
-            warn(text)
+            warn(planned.veil(text))
         return _answer(planned, part.wait, ending)
     return {
         "verdict": "progressing",
@@ -213,30 +223,10 @@ def _unheard(number: int = 1) -> bool:
 
 def _answer(planned: Plan, wait: Wait, ending: Ending) -> t.Dict[str, t.Any]:
     result = wait.as_dict(ending)
-    for name in OF_THE_LOG:
-        result[name] = _without(result[name], planned.secrets)
     cause = result["cause"]
     if cause is not None and cause["kind"] == "gpu_out_of_memory" and planned.gpus != []:
         result["cause"] = {**cause, "holders": _holders(planned, wait.deadline.patience(HOLDERS_LIMIT))}
-    return result
-
-
-def _secrets(access: _http.Access) -> t.List[str]:
-    """The key and the words of the headers."""
-    known = {word for value in (access.headers or {}).values() for word in (str(value), *str(value).split())}
-    known |= {access.api_key or ""}
-    return sorted((word for word in known if len(word) >= SHORTEST), key=len, reverse=True)
-
-
-def _without(value: t.Any, secrets: t.Sequence[str]) -> t.Any:
-    """The same without what is secret: engines write their arguments to the log, and the key may be one of them."""
-    if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, MASK)
-        return value
-    if isinstance(value, dict):
-        return {name: _without(item, secrets) for name, item in value.items()}
-    return [_without(item, secrets) for item in value] if isinstance(value, list) else value
+    return t.cast(t.Dict[str, t.Any], _foreign.walked(result, planned.veil, keep=OURS))
 
 
 def _holders(planned: Plan, limit: float) -> t.List[str]:

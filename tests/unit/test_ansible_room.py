@@ -214,3 +214,15 @@ def test_check_mode_takes_no_lock(run: t.Any, tmp_path: t.Any) -> None:
     )
     assert code == 0
     assert not (tmp_path / "run").exists()
+
+
+def test_an_answer_can_be_read_whatever_others_wrote(run: t.Any) -> None:
+    """A half of a character would make Ansible refuse all of it, and a terminal obeys what it is shown."""
+    code, result = run(lambda ctx: {"verdict": "stalled", "msg": "a\ud800\x1b[2J\nb", "tiers": [{"detail": "\udcff"}]})
+    assert (code, result["msg"], result["tiers"]) == (1, "a\\ud800\\x1b[2J b", [{"detail": "\\udcff"}])
+
+    def fail(_ctx: _ansible.Context) -> _ansible.Result:
+        raise ServingError("a\x1b[2J\ud800", found=["\udcff"])
+
+    code, result = run(fail)
+    assert (code, result["msg"], result["found"]) == (1, "a\\x1b[2J\\ud800", ["\\udcff"])

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _engines, _generation, _http
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _engines, _foreign, _generation, _http
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 
@@ -315,3 +317,56 @@ def test_every_word_is_in_the_table_of_verdicts() -> None:
     from ansible_collections.gpuops.serving.plugins.module_utils._verdicts import VERDICTS
 
     assert set(_generation.GRAVITY) <= set(VERDICTS)
+
+
+KEY = "sk-0123456789abcdef"
+
+
+class Server(http.server.ThreadingHTTPServer):
+    request_queue_size = 64
+
+
+class Echo(http.server.BaseHTTPRequestHandler):
+    """Says what it was asked with, after as many characters as its path has."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        pad, status = self.path.split("/")[1:3]
+        text = "." * int(pad) + self.headers["Authorization"]
+        body = {"object": "error", "message": text} if status == "200" else {"detail": text}
+        data = json.dumps(body).encode()
+        self.send_response(int(status))
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_words: t.Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("status", [200, 429, 500, 404])
+def test_an_echo_of_the_key_is_masked_wherever_it_is_cut(status: int) -> None:
+    with Server(("127.0.0.1", 0), Echo) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        profile = OPENAI._replace(endpoints=(("completions", "/completions"),))
+        question = _generation.Question(profile, "m", prompt="x")
+        sides = {
+            str(pad): "http://127.0.0.1:%d/%d/%d" % (server.server_address[1], pad, status)
+            for pad in (0, *range(225, 300, 3))
+        }
+        found = _generation.probe(sides, question, _http.Access(KEY), 60)
+        server.shutdown()
+    assert {side.status for side in found.values()} == {status}
+    assert "01234" not in str(found)
+    assert all(len(side.error) < 350 for side in found.values())
+    assert _foreign.MASK in found["0"].error
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[2J", "m" * 100000])
+def test_the_name_of_a_model_is_told_in_a_form_that_is_fit(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(_http, "exchange", lambda *_words: whole(text("x", model=name)))
+    [side] = _generation.probe({"direct": "http://h"}, _generation.Question(OPENAI, "n"), _http.Access(), 5).values()
+    assert side.verdict == "wrong_model"
+    for told in (side.error, str(side.model)):
+        told.encode()
+        assert "\x1b" not in told and len(told) < 350

@@ -8,6 +8,7 @@ import errno
 import http.client
 import socket
 import ssl
+import threading
 import time
 
 import pytest
@@ -177,3 +178,32 @@ def test_a_long_exchange_is_watched_and_the_watcher_can_end_it(monkeypatch: pyte
         assert link.recv(4096).startswith(b"GET / HTTP/1.1")
         assert link.recv(4096) == b""  # the connection was closed with the child
         link.close()
+
+
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("https://user:hunter2@login.example/in?token=hunter2#hunter2", "https://login.example/in"),
+        ("https://login.example/\x1b[2J", "https://login.example/\\x1b[2J"),
+        ("https://login.example/" + "x" * 30000, "https://login.example/xxxx"),
+    ],
+)
+def test_a_redirect_is_told_without_what_may_be_secret(location: str, shown: str) -> None:
+    def serve() -> None:
+        link, _address = silent.accept()
+        with link:
+            link.recv(65536)
+            link.sendall(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: %s\r\n\r\n" % location.encode())
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(1)
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        url = "http://127.0.0.1:%d/" % silent.getsockname()[1]
+        answer = _http.fetch(_http.Request("GET", url), _http.Access(), 30)
+        server.join(10)
+    assert (answer.outcome, answer.status) == ("redirected", 302)
+    assert answer.error.startswith('redirected to "%s' % shown)
+    assert "hunter2" not in str(vars(answer))
+    assert len(answer.error) < 350

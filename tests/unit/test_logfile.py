@@ -378,3 +378,35 @@ def test_a_later_slice_goes_on_where_the_last_one_was(path: pathlib.Path, rotate
     second.restore(saved)
     assert new(second) == ["half a line"] + (["next file"] if rotated else [])
     assert new(second) == []
+
+
+def test_what_is_handed_on_has_nothing_of_the_log_in_it(path: pathlib.Path) -> None:
+    add(path, b"--api-key=sk-0123456789abcdef\n")
+    log = LogFile(str(path))
+    log.read()
+    for data in (b"api_key='sk-0123456789abcdef'\n", b"and again sk-0123456", b"789abcdef"):
+        add(path, data)
+        log.read()
+        saved = log.save()
+        log.close()
+        for piece in (b"sk-01", b"bcdef", b"again"):
+            assert piece.hex() not in str(saved) and piece.decode() not in str(saved)
+        log = LogFile(str(path))
+        log.restore(saved)
+        assert log.save() == saved  # one that has not looked has nothing else to hand on
+    add(path, b"!\n")
+    assert new(log) == ["and again sk-0123456789abcdef!"]
+    log.close()
+
+
+def test_a_later_slice_sees_that_the_file_was_begun_anew(path: pathlib.Path) -> None:
+    add(path, b"old\nhalf a ")
+    first = LogFile(str(path))
+    first.read()
+    saved = first.save()
+    first.close()
+    path.write_bytes(b"another one, and longer than that\n")
+    second = LogFile(str(path))
+    second.restore(saved)
+    assert new(second) == ["another one, and longer than that"]
+    second.close()

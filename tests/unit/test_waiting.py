@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils import (
+    _foreign,
     _gpu,
+    _http,
     _selection,
     _systemd,
     _target,
@@ -27,7 +29,8 @@ from ansible_collections.gpuops.serving.plugins.module_utils._deadline import LA
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._gpu_device import Device, Holder, Identity
-from service import Service, changed, loading
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener
+from service import Service, changed, listing, loading
 
 GIVEN: t.Dict[str, t.Any] = {
     "service": None,
@@ -200,6 +203,100 @@ def test_the_answer_quotes_no_secret_that_the_engine_has_logged(planned: Planned
     assert found["cause"]["line"] in found["msg"]
 
 
+KEY = "sk-0123456789abcdef"
+ECHO = "no such thing: Authorization: Bearer %s; " % KEY
+
+
+def echoes(planned: Planned, what: str) -> None:
+    """A service that lets the key out at one place."""
+    service = planned.service
+    loading(service, 100)
+    if what == "the log":
+        service.lines = lambda _now: [ECHO]
+    elif what == "a long line":
+        # Each a little longer, so that every cut is in the middle of a key in one of them.
+        service.lines = lambda _now: ["." * begin + " " + KEY for begin in range(975, 1002)]
+    elif what == "the last word":
+        service.lines = lambda _now: [ECHO]
+        failed = changed(active_state="failed", main_pid=0, exec_main_code=1)
+        service.state = lambda now: failed if now > 1 else changed()
+    elif what == "the listener":
+        service.port = lambda _now: Listener("foreign", ECHO)
+    elif what == "the health":
+        service.port = lambda _now: Listener("owned")
+        service.health = lambda _now: _http.Answer("u", "broken", error=ECHO)
+    elif what == "the models":
+        service.port, service.health = (lambda _now: Listener("owned")), (lambda _now: _http.Answer("u", status=200))
+        service.models = lambda _now: listing(ECHO, KEY)
+    else:
+        service.port, service.health = (lambda _now: Listener("owned")), (lambda _now: _http.Answer("u", status=200))
+        service.models = lambda _now: listing(KEY if what == "the name" else "m")
+        service.token = lambda _now: Side("error_response", status=500, error="status 500: " + ECHO)
+    if what == "a warning":
+        service.warnings.append(ECHO)
+
+
+PLACES = [
+    *("the log", "a long line", "the last word", "the listener", "the health", "the models", "the name", "the token"),
+    "a warning",
+]
+# Whoever loads models while it runs is not judged by its first list.
+ASKED = {"the models": {"model": "n", "engine": "openai"}}
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_nothing_of_an_answer_quotes_a_secret(planned: Planned, what: str) -> None:
+    echoes(planned, what)
+    found = planned.run(api_key=KEY, timeout=20.0, stall_timeout=10.0, **ASKED.get(what, {}))
+    assert "01234" not in str(found) + str(planned.warned)
+    assert _foreign.MASK in str(found) + str(planned.warned)
+
+
+@pytest.mark.parametrize("what", PLACES)
+def test_what_a_slice_hands_on_quotes_no_secret(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    handed: t.List[str] = []
+    pack = _wait_request.pack
+    monkeypatch.setattr(_wait_request, "pack", lambda content: handed.append(json.dumps(content)) or pack(content))
+    echoes(planned, what)
+    token = ""
+    for _slice in range(5):
+        request = _wait_request.request(planned.service.clock.now, True, token)
+        found = planned.run(api_key=KEY, timeout=200.0, resume=request, **ASKED.get(what, {}))
+        token = found.get("resume", "")
+        if not token:
+            break
+    assert handed or what == "the listener"  # which ends it at once
+    assert "01234" not in "".join(handed)
+
+
+@pytest.mark.parametrize("word", ["generation", "restart_loop", "wrong_server", "loading_weights", "gpu_out_of_memory"])
+def test_a_header_blanks_no_word_of_ours(planned: Planned, word: str) -> None:
+    plain = planned.run()
+    planned.service.clock.now = 0.0
+    found = planned.run(headers={"X-A": word})
+    for name in ("verdict", "tier_reached", "phase"):
+        assert found[name] == plain[name]
+    assert [tier["name"] for tier in found["tiers"]] == [tier["name"] for tier in plain["tiers"]]
+
+
+@pytest.mark.parametrize("name", ["\ud800", "\x1b[2Jm", "a\nready: it is not", "m\u202e"])
+def test_names_that_a_server_chose_break_no_answer(planned: Planned, name: str) -> None:
+    planned.service.models = lambda _now: listing(name)
+    for model in ("n", None):
+        planned.service.clock.now = 0.0
+        found = planned.run(model=model, timeout=5.0, stall_timeout=4.0)
+        text = json.dumps(found, ensure_ascii=False)
+        text.encode()
+        assert not any(letter in str(found["msg"]) + found["tiers"][3]["detail"] for letter in "\n\x1b\u202e")
+
+
+def test_a_server_that_lists_thousands_of_models_makes_no_long_answer(planned: Planned) -> None:
+    planned.service.models = lambda _now: listing(*("model number %d" % number for number in range(14000)))
+    assert len(json.dumps(planned.run(model="n", timeout=5.0, stall_timeout=4.0))) < 20000
+
+
 def test_the_slices_tell_where_it_stands_and_the_last_one_answers(planned: Planned) -> None:
     loading(planned.service, 130)
     planned.service.cpu = lambda now: now
@@ -321,7 +418,7 @@ def test_what_a_slice_writes_quotes_no_secret(planned: Planned, written: Lines) 
     secret = "loading_weights"  # as if somebody had chosen a word that is shown
     planned.service.lines = lambda _now: ["Loading safetensors checkpoint shards: 3% Completed"]
     planned.run(api_key=secret, resume=_wait_request.request(0.0, True, line=NAME))
-    assert {live["phase"] for _when, live in written.written} == {_waiting.MASK}
+    assert {live["phase"] for _when, live in written.written} == {_foreign.MASK}
 
 
 @pytest.mark.parametrize("how", [{"lively": False}, {"lively": True}, {"lively": True, "whole": True}])
