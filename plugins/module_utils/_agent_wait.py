@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
 import typing as t
@@ -25,6 +26,7 @@ __all__ = ["add", "run"]
 HEARTBEAT = 60.0  # seconds after which a line is printed although nothing changed
 FASTEST = 1.0  # seconds between two lines
 REDRAWN = 0.25
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 BAR = "|{bar:20}| {desc}"
 WIDTH, HEIGHT = 100, 24  # of a terminal that does not tell its own
 
@@ -83,7 +85,29 @@ def add(commands: t.Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return _agent_answer.tell(lambda warn: _wait(arguments, warn), arguments.json, _wait_text.lines)
+    with _ended_by_signals():
+        return _agent_answer.tell(lambda warn: _wait(arguments, warn), arguments.json, _wait_text.lines)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> t.Iterator[None]:
+    # Who ignores one wants the wait to go on.
+    before = {number: signal.getsignal(number) for number in ENDS}
+    usual = [number for number, handler in before.items() if handler == signal.SIG_DFL]
+    for number in usual:
+        signal.signal(number, _end)
+    try:
+        yield
+    finally:
+        for number in usual:
+            signal.signal(number, before[number])
+
+
+def _end(number: int, _frame: object) -> t.NoReturn:
+    """End as the signal would, but not before what was begun is ended: nobody asks for a token any more."""
+    for other in ENDS:
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _wait(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dict[str, t.Any]:

@@ -31,6 +31,8 @@ KILL_WAIT = 0.5
 EXIT_WAIT = 5.0
 TICK = 1.0
 PR_SET_PDEATHSIG = 1
+OVERDUE = 15.0  # seconds after its limit at which a child ends by itself: its caller must be gone
+LONGEST = 1e7  # seconds that a timer takes
 
 Report = t.Callable[[t.Dict[str, t.Any]], None]
 
@@ -72,12 +74,14 @@ def run(
         stuck = stuck_child(key)
         if stuck is not None:
             return Outcome("stuck", error="process %d has not come back from an earlier call" % stuck)
+    if dies_with_caller:
+        import ctypes  # noqa: F401  # here, so that not every child loads it for itself
     began = time.monotonic()
     reader, writer = _pipe()
     caller = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _child(function, reader, writer, caller if dies_with_caller else 0)
+        _child(function, reader, writer, caller if dies_with_caller else 0, timeout + OVERDUE)
     os.close(writer)
     try:
         lines, finished = _collect(reader, began + timeout, tick)
@@ -125,13 +129,20 @@ def _die_with(caller: int) -> None:
         os._exit(70)  # it was killed before
 
 
-def _child(function: t.Callable[[Report], t.Any], reader: int, writer: int, caller: int) -> t.NoReturn:
+def _child(
+    function: t.Callable[[Report], t.Any], reader: int, writer: int, caller: int, limit: t.Optional[float] = None
+) -> t.NoReturn:
+    """``limit`` is when the kernel ends it, in case that the caller is gone by then and nobody else does."""
     code = 0
     try:
         if caller:
             _die_with(caller)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if limit is not None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGALRM,))
+            signal.setitimer(signal.ITIMER_REAL, min(max(limit, 0.001), LONGEST))
         os.setsid()
         # What the child keeps open outlives a hang with it: the caller's output, its locks.
         null = os.open(os.devnull, os.O_RDWR)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
+import signal
 import sys
 import types
 import typing as t
@@ -170,6 +172,51 @@ def test_exit_codes_are_those_of_the_table(
     assert _agent.main(["wait", "qwen", "--json"]) == code
     document = json.loads(capsys.readouterr().out)
     assert (document["verdict"], document["ok"], document["warnings"]) == (word, False, ["a warning"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_wait_and_what_it_began(
+    monkeypatch: pytest.MonkeyPatch, seen: Seen, number: signal.Signals
+) -> None:
+    ended: t.List[str] = []
+
+    def run(*_words: t.Any, **_more: t.Any) -> t.Any:
+        try:
+            os.kill(os.getpid(), number)
+            signal.pause()
+        except ServingError:
+            ended.append("taken for an error")
+        finally:
+            ended.append("ended")
+
+    monkeypatch.setattr(_waiting, "run", run)
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught:
+        _agent.main(["wait", "qwen"])
+    assert (caught.value.code, ended, signal.getsignal(number)) == (128 + number, ["ended"], before)
+
+
+def test_a_signal_that_is_ignored_stays_so(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
+    found: t.List[t.Any] = []
+    monkeypatch.setattr(_waiting, "run", lambda *_a, **_b: found.append(signal.getsignal(signal.SIGHUP)) or answer())
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert _agent.main(["wait", "qwen"]) == 0
+        assert found == [signal.SIG_IGN]
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_a_server_wrote_reaches_no_terminal_as_it_is(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    tier = {"name": "model", "reached": False, "at": None, "detail": "lists \x1b[2J\ud800\nready: it is not"}
+    seen.answers[0] = answer("stalled", msg="a\x1b]0;b\x07\nready: c", tiers=[tier], log_tail=["\x9b1m"])
+    assert _agent.main(["wait", "qwen"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "model       not reached: lists \\x1b[2J\\ud800 ready: it is not",
+        "log: \\x9b1m",
+        "stalled: a\\x1b]0;b\\x07 ready: c",
+    ]
 
 
 def test_wrong_use_has_a_code_of_its_own(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:

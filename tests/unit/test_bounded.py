@@ -203,3 +203,38 @@ def test_a_record_of_another_process_with_the_same_pid_blocks_nothing(stuck_fold
     with open(os.path.join(stuck_folder, "nvml-0.json"), "w", encoding="utf-8") as handle:
         handle.write('{"pid": %d, "start": 1}' % os.getpid())
     assert _bounded.run(lambda report: 7, 5, key="nvml-0").value == 7
+
+
+@pytest.mark.parametrize("dies_with_caller", [True, False])
+def test_a_child_whose_caller_was_killed_is_ended(monkeypatch: pytest.MonkeyPatch, dies_with_caller: bool) -> None:
+    """By the kernel at once, or by its own timer once its time is over: nobody else would."""
+    monkeypatch.setattr(_bounded, "OVERDUE", 0.1)
+    reader, writer = os.pipe()
+
+    close = _bounded._close_quietly
+    monkeypatch.setattr(_bounded, "_close_quietly", lambda number: None if number == writer else close(number))
+
+    def work(_report: _bounded.Report) -> t.Any:
+        os.write(writer, b"%d\n" % os.getpid())
+        signal.pause()
+
+    caller = os.fork()
+    if caller == 0:
+        _bounded.run(work, 60.0 if dies_with_caller else 0.5, dies_with_caller=dies_with_caller)
+        os._exit(0)
+    os.close(writer)
+    pid = int(os.read(reader, 16))
+    start = _bounded._start_ticks(pid)
+    os.kill(caller, signal.SIGKILL)
+    os.waitpid(caller, 0)
+    end = time.monotonic() + 10
+    while _bounded._start_ticks(pid) == start and start is not None:
+        assert time.monotonic() < end, "process %d lives on" % pid
+        time.sleep(0.01)
+    os.close(reader)
+
+
+@pytest.mark.parametrize("timeout", [-1.0, 0.0, 1e-9, 1e6])
+def test_a_limit_may_be_any_number(timeout: float) -> None:
+    outcome = _bounded.run(lambda report: 7, timeout)
+    assert outcome.status == ("ok" if timeout > 1 else "timeout")
