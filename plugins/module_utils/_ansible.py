@@ -18,6 +18,11 @@ Spec = t.Dict[str, t.Dict[str, t.Any]]
 Result = t.Dict[str, t.Any]
 
 
+SHORT = 4  # characters of a value that is found in too many other words
+OURS = (*_verdicts.VERDICTS, "unit", "listener", "health", "model", "generation")  # with the tiers of a wait
+HIDDEN = "VALUE_SPECIFIED_IN_NO_LOG_PARAMETER"
+
+
 class Context:
     """What the body of a module gets to work with."""
 
@@ -67,6 +72,7 @@ def run_module(
     try:
         _site.require(requires)
         params = dict(module.params)
+        _spare_our_words(module)
         # What only some tasks need is loaded there alone: a module compiles what it imports on every run.
         if fill is not None and params.get("service"):
             from . import _service
@@ -107,6 +113,21 @@ def run_module(
             exception=_foreign.valid(traceback.format_exc()),
         )
     _answer(module, result, verdict)
+
+
+def _spare_our_words(module: AnsibleModule) -> None:
+    """Ansible replaces each value of a secret option wherever it is found in the answer, and changes numbers as well.
+
+    A header "ready" would blank the verdict, and "1" any number. What is a part of our own words, or that short, is no
+    longer looked for; in what the module was called with it is left out instead.
+    """
+    common = {value for value in module.no_log_values if len(value) < SHORT or any(value in word for word in OURS)}
+    if not common:
+        return
+    module.no_log_values -= common
+    for name, option in module.argument_spec.items():
+        if option.get("no_log") and module.params.get(name) is not None:
+            module.params[name] = HIDDEN
 
 
 def _answer(module: AnsibleModule, result: Result, verdict: _verdicts.Verdict) -> None:

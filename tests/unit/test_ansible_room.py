@@ -226,3 +226,16 @@ def test_an_answer_can_be_read_whatever_others_wrote(run: t.Any) -> None:
 
     code, result = run(fail)
     assert (code, result["msg"], result["found"]) == (1, "a\\x1b[2J\\ud800", ["\\udcff"])
+
+
+@pytest.mark.parametrize("value", ["ready", "read", "1", "generation", "e"])
+def test_a_header_blanks_no_word_or_number_of_ours(run: t.Any, value: str) -> None:
+    def body(ctx: _ansible.Context) -> _ansible.Result:
+        assert ctx.params["headers"] == {"X-A": value, "X-B": "sk-0123456789"}
+        return {"verdict": "ready", "msg": "sk-0123456789", "tier_reached": "generation", "elapsed": 14.1}
+
+    arguments = {"headers": {"X-A": value, "X-B": "sk-0123456789"}, "api_key": "sk-abcdefghij"}
+    code, result = run(body, _ansible.http_spec(), arguments=arguments)
+    assert (code, result["verdict"], result["tier_reached"], result["elapsed"]) == (0, "ready", "generation", 14.1)
+    assert "0123456789" not in str(result) and "abcdefghij" not in str(result)
+    assert result["invocation"]["module_args"]["headers"] == _ansible.HIDDEN
