@@ -24,7 +24,7 @@ import typing as t
 
 from . import _service
 from ._deadline import Deadline
-from ._errors import ServingError
+from ._errors import ServingError, UsageError
 
 TERM = 60.0
 STATE_FOLDER = "/var/lib/gpuops"
@@ -120,6 +120,16 @@ def keeper(service: t.Optional[str], run_id: t.Optional[str], every: float = 5.0
             last[0] = now
 
     return keep
+
+
+def keeper_of(params: t.Mapping[str, t.Any], check_mode: bool) -> t.Callable[[], None]:
+    """The keeper for the options of a module that only waits; a UsageError for a run whose lease cannot be found."""
+    run_id, service = params["run_id"], params["service"]
+    if run_id and not service:
+        service = _service.of_unit(params.get("unit") or "")
+        if not service:
+            raise UsageError('"run_id" is the run that holds the lease of a service: give "service" too')
+    return keeper(service, None if check_mode else run_id)
 
 
 def release(service: str, run_id: str) -> bool:

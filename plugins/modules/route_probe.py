@@ -240,7 +240,7 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
             _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
         ),
         _probe.Policy(params["timeout"], params["max_ttft"], params["max_total"], params["count"], params["interval"]),
-        _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"]),
+        _lease.keeper_of(params, ctx.check_mode),
     )
     if found.ok and found.verdict == "slow":
         ctx.warn(found.msg)

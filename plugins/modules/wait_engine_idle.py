@@ -151,7 +151,7 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
         ),
         0 if ctx.check_mode else params["timeout"],
         params["interval"],
-        _lease.keeper(params["service"], None if ctx.check_mode else params["run_id"]),
+        _lease.keeper_of(params, ctx.check_mode),
     )
     return dict(found.as_dict(), elapsed=round(SYSTEM_CLOCK.monotonic() - began, 3))
 

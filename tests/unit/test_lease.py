@@ -10,7 +10,7 @@ import time
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _lease
+from ansible_collections.gpuops.serving.plugins.module_utils import _lease, _service
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import ServingError, UsageError
 
 
@@ -218,3 +218,27 @@ def test_a_lock_that_nothing_can_be_written_to_is_one_all_the_same(
             with _lease.operation("qwen", None), pytest.raises(_lease.Lost, match="was not free"):
                 with _lease.locked("qwen", 0.0):
                     pass
+
+
+def test_a_run_that_waits_renews_the_lease_of_the_unit_that_it_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renewed: t.List[t.Any] = []
+    monkeypatch.setattr(_lease, "renew", lambda service, run_id: renewed.append((service, run_id)))
+    monkeypatch.setattr(_service, "of_unit", lambda unit: "qwen" if unit == "q.service" else None)
+    for params in ({"service": "tgi", "unit": "q.service"}, {"service": None, "unit": "q.service"}):
+        _lease.keeper_of({**params, "run_id": "r1"}, False)()
+        _lease.keeper_of({**params, "run_id": "r1"}, True)()
+        _lease.keeper_of({**params, "run_id": None}, False)()
+    told = [word for word in renewed if word[1]]
+    assert told == [("tgi", "r1"), ("qwen", "r1")]
+
+
+@pytest.mark.parametrize("named", [{}, {"unit": "other"}, {"unit": None}])
+def test_a_run_whose_lease_cannot_be_found_is_told(monkeypatch: pytest.MonkeyPatch, named: t.Dict[str, t.Any]) -> None:
+    monkeypatch.setattr(_service, "of_unit", lambda _unit: None)
+    for check_mode in (False, True):
+        with pytest.raises(UsageError) as caught:
+            _lease.keeper_of({"service": None, "run_id": "r1", **named}, check_mode)
+        assert caught.value.message == '"run_id" is the run that holds the lease of a service: give "service" too'
+    _lease.keeper_of({"service": None, "run_id": None, **named}, False)()
