@@ -11,11 +11,13 @@ exchange runs in a child that is killed at the deadline, which also closes the c
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import os
 import re
 import socket
 import ssl
+import stat
 import time
 import typing as t
 from dataclasses import dataclass, field
@@ -35,6 +37,7 @@ MAX_REDIRECTS = 3
 CHUNK = 65536
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 HEADER_VALUE = re.compile(r"(?:[\x21-\x7e\xa0-\xff][\t\x20-\x7e\xa0-\xff]*)?\Z")
+MOST_CERTIFICATES = 16 << 20  # bytes of a file that holds them
 SYSTEM_CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 _AUTHORITY = 'name a file with the certificate of its authority in "ca_path"'
@@ -149,7 +152,30 @@ def check(access: Access) -> Access:
             raise UsageError("the name of a header " + wrong)
         if not HEADER_VALUE.match(str(value)):
             raise UsageError('the value of the header "%s" %s' % (name, wrong))
+    if access.ca_path is not None:
+        _check_certificates(access.ca_path)
     return access
+
+
+@functools.lru_cache(maxsize=8)
+def _check_certificates(path: str) -> None:
+    """Refuse what holds no certificates. Only a folder and a regular file are opened: anything else could hang."""
+    try:
+        facts, context = os.stat(path), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        if stat.S_ISDIR(facts.st_mode):
+            context.load_verify_locations(capath=path)
+        elif not stat.S_ISREG(facts.st_mode):
+            raise UsageError('"ca_path" cannot be used: "%s" is neither a regular file nor a folder' % path)
+        elif facts.st_size > MOST_CERTIFICATES:
+            raise UsageError('"ca_path" cannot be used: "%s" is larger than %d MiB' % (path, MOST_CERTIFICATES >> 20))
+        else:
+            context.load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        raise UsageError('"ca_path" cannot be used: "%s" holds no certificate in PEM form' % path) from None
+    except OSError as error:
+        raise UsageError('"ca_path" cannot be used: "%s" cannot be read: %s' % (path, error.strerror)) from None
+    except ValueError:
+        raise UsageError('"ca_path" cannot be used: its name holds a null byte') from None
 
 
 def secrets_of(access: Access) -> t.List[str]:

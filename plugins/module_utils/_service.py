@@ -22,6 +22,7 @@ def _is_gid(value: t.Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_GID
 
 
+MOST_SECRET = 1 << 20  # bytes of a file with a key or headers
 MOST_GID = 2**32 - 2  # the one above means no group at all
 # The unit comes first: what is wrong in a definition concerns the unit alone that it names.
 KINDS: t.Tuple[t.Tuple[str, t.Callable[[t.Any], bool], str], ...] = (
@@ -142,6 +143,7 @@ def fill(params: t.Dict[str, t.Any], mapping: t.Mapping[str, str], folder: str =
     ``mapping`` is option name to key of the definition. An option that the caller gave always wins.
     A service without a definition on this host is an error, unless the caller gave one of those options:
     then the name serves for locks and messages alone, which is how units that others wrote are worked on.
+    ``of_definition`` of the answer names the options that it has filled.
     """
     filled = dict(params)
     name = params.get("service")
@@ -153,10 +155,12 @@ def fill(params: t.Dict[str, t.Any], mapping: t.Mapping[str, str], folder: str =
         check_name(name)
         return filled
     definition = load(name, folder)
+    of_definition: t.List[str] = []
     for option, key in mapping.items():
         if filled.get(option) is None and definition.get(key) is not None:
             filled[option] = definition[key]
-    filled["definition"] = definition
+            of_definition.append(option)
+    filled["definition"], filled["of_definition"] = definition, of_definition
     return filled
 
 
@@ -188,9 +192,11 @@ def read_headers(path: str) -> t.Dict[str, str]:
 
 
 def _secret_text(path: str, what: str) -> str:
+    # Loaded where it is asked for: a module compiles what it imports on every run.
+    from ._files import regular
+
     try:
-        with open(path, encoding="utf-8") as handle:
-            return handle.read()
+        return regular(path, MOST_SECRET).decode("utf-8")
     except OSError as error:
         raise ServingError('the %s file "%s" cannot be read: %s' % (what, path, error.strerror)) from error
     except ValueError:

@@ -4,16 +4,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import http.client
+import os
+import signal
 import socket
 import ssl
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import requests
-from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _http
+from ansible_collections.gpuops.serving.plugins.module_utils import _bounded, _engines, _generation, _http
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 
@@ -207,3 +211,53 @@ def test_a_redirect_is_told_without_what_may_be_secret(location: str, shown: str
     assert answer.error.startswith('redirected to "%s' % shown)
     assert "hunter2" not in str(vars(answer))
     assert len(answer.error) < 350
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("fifo", "is neither a regular file nor a folder"),
+        ("large", "is larger than 16 MiB"),
+        ("none", "cannot be read: No such file or directory"),
+        ("text", "holds no certificate in PEM form"),
+    ],
+)
+def test_certificates_are_in_a_regular_file_or_a_folder(tmp_path: Path, kind: str, why: str) -> None:
+    path = tmp_path / "ca.pem"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "large":
+        with open(path, "wb") as handle:
+            handle.truncate(1 << 40)
+    elif kind == "text":
+        path.write_text("none", encoding="utf-8")
+    with pytest.raises(UsageError) as caught:
+        _http.check(_http.Access(ca_path=str(path)))
+    assert caught.value.message == '"ca_path" cannot be used: "%s" %s' % (path, why)
+    _http.check(_http.Access(ca_path=str(tmp_path)))
+
+
+@pytest.mark.parametrize("ask", ["fetch", "probe"])
+def test_a_request_ends_with_a_caller_that_was_killed(ask: str) -> None:
+    """Its own limit may be a quarter of an hour away, and all that time the engine works for nobody."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(1)
+        url = "http://127.0.0.1:%d/" % silent.getsockname()[1]
+        caller = os.fork()
+        if caller == 0:
+            with contextlib.suppress(BaseException):
+                if ask == "fetch":
+                    _http.fetch(_http.Request("GET", url), _http.Access(), 800)
+                question = _generation.Question(_engines.PROFILES["openai"], "m")
+                _generation.probe({"direct": url}, question, _http.Access(), 800)
+            os._exit(0)
+        silent.settimeout(30)
+        link, _address = silent.accept()
+        with link:
+            link.settimeout(10)
+            assert link.recv(4096)
+            os.kill(caller, signal.SIGKILL)
+            os.waitpid(caller, 0)
+            while link.recv(4096):
+                pass

@@ -156,3 +156,44 @@ def test_a_stop_by_unit_is_under_the_lease_of_its_service(
     monkeypatch.setattr(_agent_stop._stopping, "stop", lambda *_arguments, **_options: {})
     _agent_stop._stop({"plan": False, "service": None, "unit": unit}, lambda _text: None)
     assert locked == ["q"]
+
+
+@pytest.mark.parametrize("read", [_service.read_key, _service.read_headers])
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("fifo", "it is no regular file"),
+        ("zero", "it is no regular file"),
+        ("folder", "it is no regular file"),
+        ("large", "it is larger than 1024 KiB"),
+        ("null", "its name is none"),
+        ("none", "No such file or directory"),
+    ],
+)
+def test_a_file_with_secrets_is_a_regular_one_of_some_size(
+    tmp_path: t.Any, read: t.Callable[[str], t.Any], kind: str, why: str
+) -> None:
+    """Anything else would hang, or never end."""
+    path = str(tmp_path / "file")
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "zero":
+        path = "/dev/zero"
+    elif kind == "folder":
+        os.mkdir(path)
+    elif kind == "large":
+        with open(path, "wb") as handle:
+            handle.truncate(1 << 40)
+    elif kind == "null":
+        path += "\0"
+    with pytest.raises(ServingError) as caught:
+        read(path)
+    assert caught.value.message.endswith(' file "%s" cannot be read: %s' % (path, why))
+
+
+def test_what_the_definition_has_filled_is_known(tmp_path: t.Any) -> None:
+    (tmp_path / "q.json").write_text(json.dumps({"name": "q", "stall_timeout": 300, "url": "u"}), encoding="utf-8")
+    mapping = {"timeout": "ready_timeout", "stall_timeout": "stall_timeout", "url": "url"}
+    found = _service.fill({"service": "q", "timeout": 60, "stall_timeout": None, "url": "v"}, mapping, str(tmp_path))
+    assert (found["timeout"], found["stall_timeout"], found["url"]) == (60, 300, "v")
+    assert found["of_definition"] == ["stall_timeout"]
