@@ -80,7 +80,7 @@ class HostTarget:
 
     def check_here(self) -> None:
         """Refuse a unit of this host together with the URL of another: what answers there proves nothing here."""
-        self._addresses = _listening.addresses_of(self._host)
+        self._addresses = self._resolve()
         away = [address for address in self._addresses if not _listening.is_here(address)]
         if away:
             raise UsageError(

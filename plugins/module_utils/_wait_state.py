@@ -53,10 +53,14 @@ class Slice:
         ask: _wait_request.Asked,
         boot: str,
         clock: Clock = SYSTEM_CLOCK,
+        began: t.Optional[float] = None,
     ) -> None:
-        """``make`` a wait that began at a moment; ``what`` is all that must be the same for a token to be of use."""
+        """``make`` a wait that began at a moment; ``what`` is all that must be the same for a token to be of use.
+
+        ``began`` is when this slice did, if there was something to be done before.
+        """
         self.clock, self._boot, self._what = clock, boot, list(what)
-        self._began, self._changed = clock.monotonic(), float("inf")
+        self._began, self._changed = clock.monotonic() if began is None else began, float("inf")
         self._lively, self._whole, self._heard = ask.lively, ask.whole, ask.heard
         self._looked = False  # whether there is anything to tell
         self._told = float("-inf")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import ssl
 import typing as t
 
 from . import (
@@ -19,12 +18,13 @@ from . import (
     _http,
     _limits,
     _selection,
+    _service,
     _systemd,
     _wait_line,
     _wait_request,
     _wait_state,
 )
-from ._deadline import SYSTEM_CLOCK, Clock
+from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError, UsageError
 from ._readiness import Wait
 from ._target import HostTarget
@@ -76,6 +76,7 @@ def plan(params: Params) -> Plan:
     unit, url = params["unit"], params["url"] or ""
     profile = _engines.get(params["engine"], params["profile"])
     given = {name: params[name] for name in Options._fields if params.get(name) is not None}
+    given.update(_capped(params))
     options = Options(**given)
     options.check()
     _check_times(params)
@@ -84,7 +85,6 @@ def plan(params: Params) -> Plan:
         _http.join(url, "/")
     if unit:
         _systemd.unit_name(unit)
-    _check_certificates(params["ca_path"])
     access = _http.check(
         _http.Access(params["api_key"], params["headers"] or {}, params["validate_certs"], params["ca_path"])
     )
@@ -100,23 +100,40 @@ def plan(params: Params) -> Plan:
     )
     # The first slice has looked, and what goes on from it has the addresses: names may be hard to resolve meanwhile.
     if unit and url and not _wait_request.goes_on(params.get("resume")):
+        target.bound(Deadline(options.timeout))  # that of the wait begins with its first look
         target.check_here()
     return Plan(target, profile, options, params["gpus"], _foreign.Veil(_http.secrets_of(access)))
 
 
 def _check_times(params: Params) -> None:
     _limits.at_least(0, reconnect_timeout=params.get("reconnect_timeout"))
-    timeout, stall = params["timeout"], params["stall_timeout"]
-    if timeout is not None and stall is not None and stall > timeout:
+    if _too_long(params) and not _of_definition(params):
         raise UsageError(
             '"stall_timeout" (%g s) is above "timeout" (%g s), so it could never end the wait: make it smaller'
-            % (stall, timeout)
+            % (params["stall_timeout"], params["timeout"])
         )
+
+
+def _too_long(params: Params) -> bool:
+    timeout, stall = params["timeout"], params["stall_timeout"]
+    return timeout is not None and stall is not None and stall > timeout
+
+
+def _of_definition(params: Params) -> bool:
+    """Whether one of the two times was not chosen for this wait."""
+    return any(name in params.get("of_definition", ()) for name in ("timeout", "stall_timeout"))
+
+
+def _capped(params: Params) -> t.Dict[str, t.Any]:
+    """A stall timeout that was chosen without a thought of this timeout lasts as long as the wait at most."""
+    return {"stall_timeout": params["timeout"]} if _too_long(params) and _of_definition(params) else {}
 
 
 def _check_words(params: Params, profile: _engines.Profile) -> None:
     unit, url, tier = params["unit"], params["url"], params["tier"]
     if not unit and not url:
+        if params["service"] and not params.get("definition"):
+            _service.load(params["service"])  # which says so when there is none
         raise UsageError('there is nothing to wait for: give "unit" and "url", or a service whose definition has them')
     if not url and tier != "unit":
         raise UsageError('"url" is missing: without it only the tier "unit" can be waited for')
@@ -130,6 +147,8 @@ def _check_words(params: Params, profile: _engines.Profile) -> None:
     path = params["log_path"]
     if path is not None and not (isinstance(path, str) and os.path.isabs(path)):
         raise UsageError('"log_path" must be a path that begins with "/", not "%s"' % path)
+    if path is not None and "\0" in path:
+        raise UsageError('"log_path" holds a null byte: leave it out')
     if path is not None and not unit:
         raise UsageError('"log_path" is the log of the unit: give "unit" too')
     if params["gpus"]:
@@ -137,21 +156,6 @@ def _check_words(params: Params, profile: _engines.Profile) -> None:
         from . import _gpu_select
 
         _gpu_select.check(params["gpus"])
-
-
-def _check_certificates(path: t.Optional[str]) -> None:
-    if path is None:
-        return
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        if os.path.isdir(path):
-            context.load_verify_locations(capath=path)
-        else:
-            context.load_verify_locations(cafile=path)
-    except ssl.SSLError:
-        raise UsageError('"ca_path" cannot be used: "%s" holds no certificate in PEM form' % path) from None
-    except OSError as error:
-        raise UsageError('"ca_path" cannot be used: "%s" cannot be read: %s' % (path, error.strerror)) from None
 
 
 def run(
@@ -163,13 +167,14 @@ def run(
     clock: Clock = SYSTEM_CLOCK,
 ) -> t.Dict[str, t.Any]:
     """Wait as the options say, or for one slice of it. ``watch`` sees the wait all the time."""
+    began = clock.monotonic()
     planned = plan(params)
     if params.get("resume") and not check_mode:
         try:
-            return _slice(planned, params, tick, warn, clock)
+            return _slice(planned, params, tick, warn, clock, began)
         finally:
             planned.target.close()
-    wait = planned.wait(clock)
+    wait = planned.wait(clock, began)
 
     def seen() -> None:
         tick()
@@ -187,10 +192,16 @@ def run(
 
 
 def _slice(
-    planned: Plan, params: Params, tick: t.Callable[[], None], warn: t.Callable[[str], None], clock: Clock
+    planned: Plan,
+    params: Params,
+    tick: t.Callable[[], None],
+    warn: t.Callable[[str], None],
+    clock: Clock,
+    began: float,
 ) -> t.Dict[str, t.Any]:
     ask = _wait_request.asked(params["resume"])
-    part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, _wait_state.boot_id(), clock)
+    boot = _wait_state.boot_id()
+    part = _wait_state.Slice(lambda start: planned.wait(clock, start), planned.what, ask, boot, clock, began)
     with _wait_line.opened(ask.line) as write:
 
         def keep() -> None:

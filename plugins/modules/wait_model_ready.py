@@ -90,7 +90,7 @@ options:
     description:
       - Seconds without any movement after which the start counts as stalled.
       - Default is the C(stall_timeout) of O(service), else V(300).
-      - A value above O(timeout) is refused.
+      - A value above O(timeout) is refused. One that O(service) brings is no longer than an O(timeout) that is given.
     type: float
   generation_timeout:
     description:
@@ -129,7 +129,9 @@ options:
     type: float
     default: 60
   run_id:
-    description: The run that holds the lease of O(service). With it, the lease is renewed while the wait lasts.
+    description:
+      - The run that holds the lease of O(service), or of the service that O(unit) is defined by. With it, the lease is
+        renewed while the wait lasts.
     type: str
   report_only:
     description: Do not fail the task, whatever the verdict; RV(ok) tells.
@@ -290,7 +292,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _l
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
-    keep = _lease.keeper(ctx.params["service"], None if ctx.check_mode else ctx.params["run_id"])
+    keep = _lease.keeper_of(ctx.params, ctx.check_mode)
     return _waiting.run(ctx.params, ctx.check_mode, keep, ctx.warn)
 
 

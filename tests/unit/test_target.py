@@ -182,7 +182,7 @@ def test_the_url_of_another_host_is_refused_for_a_unit_of_this_one(monkeypatch: 
     for host in (*own, "127.0.0.1", "127.0.1.1", "localhost", "[::1]", "0.0.0.0"):
         target("http://%s:8000" % host).check_here()
     # A name that leads to two hosts may lead to the wrong one.
-    monkeypatch.setattr(_listening, "addresses_of", lambda host: ["127.0.0.1", "192.0.2.7"])
+    monkeypatch.setattr(_listening, "addresses_of", lambda *_words: ["127.0.0.1", "192.0.2.7"])
     with pytest.raises(UsageError):
         target("http://gpu1.example.com").check_here()
 

@@ -19,6 +19,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _gpu,
     _http,
     _selection,
+    _service,
     _systemd,
     _target,
     _wait_request,
@@ -95,6 +96,9 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"reconnect_timeout": -1.0}, '"reconnect_timeout" must be at least 0, not -1'),
         ({"interval": 0.0}, '"interval" must be more than 0, not 0'),
         ({"log_path": "logs/x"}, '"log_path" must be a path that begins with "/", not "logs/x"'),
+        ({"log_path": "/x\0y"}, '"log_path" holds a null byte: leave it out'),
+        ({"ca_path": "/x\0y"}, '"ca_path" cannot be used: its name holds a null byte'),
+        ({"ca_path": "/dev/zero"}, '"ca_path" cannot be used: "/dev/zero" is neither a regular file nor a folder'),
         ({"log_path": "/x", "unit": None}, '"log_path" is the log of the unit: give "unit" too'),
         (
             {"api_key": "a\nb"},
@@ -144,6 +148,79 @@ def test_a_stall_timeout_is_only_compared_with_a_timeout_that_somebody_chose(mon
     monkeypatch.setattr(_selection, "mark_of", lambda *_words: None)
     assert _waiting.plan({**GIVEN, "timeout": 60.0}).options.stall_timeout == 300.0
     assert _waiting.plan({**GIVEN, "timeout": 60.0, "stall_timeout": 60.0}).options.stall_timeout == 60.0
+
+
+@pytest.mark.parametrize(
+    ("given", "of_definition", "stall"),
+    [
+        # What was not chosen for this wait makes room for what was.
+        ({"timeout": 60.0, "stall_timeout": 300.0}, ["stall_timeout"], 60.0),
+        ({"timeout": 900.0, "stall_timeout": 1000.0}, ["timeout"], 900.0),
+        ({"timeout": 60.0, "stall_timeout": 300.0}, ["timeout", "stall_timeout"], 60.0),
+        ({"timeout": 600.0, "stall_timeout": 300.0}, ["stall_timeout"], 300.0),
+        ({"timeout": 60.0, "stall_timeout": 300.0}, [], None),
+    ],
+)
+def test_a_time_that_the_definition_brings_refuses_none_that_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, given: t.Dict[str, t.Any], of_definition: t.List[str], stall: t.Optional[float]
+) -> None:
+    monkeypatch.setattr(_selection, "mark_of", lambda *_words: None)
+    params = {**GIVEN, **given, "of_definition": of_definition}
+    if stall is None:
+        with pytest.raises(UsageError):
+            _waiting.plan(params)
+    else:
+        assert _waiting.plan(params).options.stall_timeout == stall
+
+
+@pytest.mark.parametrize("given", [{}, {"timeout": 60.0}, {"model": "m"}, {"gpus": ["0"], "log_path": "/x"}])
+def test_a_service_that_is_not_defined_is_named_whatever_else_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: t.Dict[str, t.Any]
+) -> None:
+    (tmp_path / "qwen.json").write_text("{}", encoding="utf-8")
+    monkeypatch.setattr(_service, "FOLDER", str(tmp_path))
+    monkeypatch.setattr(_service.load, "__defaults__", (str(tmp_path),))
+    monkeypatch.setattr(_service.names, "__defaults__", (str(tmp_path),))
+    with pytest.raises(UsageError) as caught:
+        _waiting.plan(
+            _service.fill(
+                {**GIVEN, "unit": None, "url": None, "service": "qwne", **given}, _waiting.FILL, str(tmp_path)
+            )
+        )
+    assert caught.value.message == (
+        'the service "qwne" is not defined on this host: %s/qwne.json does not exist (defined here: "qwen")' % tmp_path
+    )
+
+
+def test_a_name_that_nobody_resolves_costs_no_more_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: t.List[float] = []
+
+    def resolve(host: str, timeout: float) -> t.List[str]:
+        given.append(timeout)
+        raise ServingError("no answer")
+
+    monkeypatch.setattr(_selection, "mark_of", lambda *_words: None)
+    monkeypatch.setattr(_target._listening, "addresses_of", resolve)
+    for timeout in (3.0, 1800.0):
+        with pytest.raises(ServingError):
+            _waiting.run({**GIVEN, "url": "http://nowhere.example", "timeout": timeout})
+    assert given == [pytest.approx(3.0, abs=1.1), _target.RESOLVE_PATIENCE]
+
+
+@pytest.mark.parametrize("resume", [None, _wait_request.request(0.0, False)])
+def test_the_time_that_a_name_takes_is_of_the_timeout(
+    planned: Planned, monkeypatch: pytest.MonkeyPatch, resume: t.Optional[str]
+) -> None:
+    plan = _waiting.plan
+
+    def slow(params: t.Any) -> t.Any:
+        planned.service.clock.sleep(8.0)
+        return plan(params)
+
+    monkeypatch.setattr(_waiting, "plan", slow)
+    loading(planned.service, 100)
+    found = planned.run(timeout=10.0, stall_timeout=10.0, resume=resume)
+    assert (found["verdict"], found["elapsed"]) == ("stalled", pytest.approx(10.0, abs=0.5))
 
 
 class Planned:
@@ -253,9 +330,7 @@ def test_nothing_of_an_answer_quotes_a_secret(planned: Planned, what: str) -> No
 
 
 @pytest.mark.parametrize("what", PLACES)
-def test_what_a_slice_hands_on_quotes_no_secret(
-    planned: Planned, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_what_a_slice_hands_on_quotes_no_secret(planned: Planned, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     handed: t.List[str] = []
     pack = _wait_request.pack
     monkeypatch.setattr(_wait_request, "pack", lambda content: handed.append(json.dumps(content)) or pack(content))
