@@ -322,7 +322,7 @@ def test_every_word_is_in_the_table_of_verdicts() -> None:
 KEY = "sk-0123456789abcdef"
 
 
-class Server(http.server.ThreadingHTTPServer):
+class EchoServer(http.server.ThreadingHTTPServer):
     request_queue_size = 64
 
 
@@ -346,7 +346,7 @@ class Echo(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("status", [200, 429, 500, 404])
 def test_an_echo_of_the_key_is_masked_wherever_it_is_cut(status: int) -> None:
-    with Server(("127.0.0.1", 0), Echo) as server:
+    with EchoServer(("127.0.0.1", 0), Echo) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         profile = OPENAI._replace(endpoints=(("completions", "/completions"),))
         question = _generation.Question(profile, "m", prompt="x")
