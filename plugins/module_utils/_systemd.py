@@ -44,6 +44,7 @@ FLOOR = 247
 SLACK = 1.0  # seconds that two stamps of one moment may differ by: of clock ticks, or of a boot time in whole seconds
 LOOKING = 1.0  # seconds for the files of a unit that may be on another host
 RETRY = 0.2
+LONG_WORD = 60  # characters of one that a message does not show
 # What systemctl says while systemd executes itself anew, as an upgrade makes it: no answer about any unit.
 BROKEN = (
     "Message recipient disconnected from message bus",
@@ -268,8 +269,13 @@ def call(arguments: list[str], timeout: float) -> tuple[int, str, str]:
                 stream.close()
         with contextlib.suppress(subprocess.TimeoutExpired):  # never wait for a client that cannot die
             child.wait(1.0)
-        raise NoAnswer('the command "%s" did not answer within %g s' % (" ".join(arguments), timeout)) from None
+        raise NoAnswer('the command "%s" did not answer within %g s' % (_named(arguments), timeout)) from None
     return child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace").strip()
+
+
+def _named(arguments: list[str]) -> str:
+    """A command as a message names it, without lists that nobody reads."""
+    return " ".join(w if len(w) <= LONG_WORD or "=" not in w else w.partition("=")[0] + "=..." for w in arguments)
 
 
 def said(rc: int, err: str) -> str:

@@ -338,3 +338,13 @@ def test_a_refusal_is_not_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ServingError, match="was not stopped: Access denied"):
         _systemd.request_stop("x", 1.0)
     assert bus.limits == [1.0]
+
+
+def test_a_command_that_does_not_answer_is_named_without_long_lists() -> None:
+    many = "--property=" + ",".join("Property%d" % number for number in range(40))
+    assert _systemd._named(["systemctl", "show", many, "--output=json", "--", "x" * 90 + ".service"]) == (
+        "systemctl show --property=... --output=json -- " + "x" * 90 + ".service"
+    )
+    with pytest.raises(_systemd.NoAnswer) as caught:
+        _systemd.call(["sh", "-c", "exec sleep 60", many], 0.1)
+    assert len(caught.value.message) < 100
