@@ -61,6 +61,10 @@ VERDICTS: t.Dict[str, Verdict] = {
     "drained": _GOOD,
     "held": _GOOD,
     "released": _GOOD,
+    # audit; minor is less than the caller fails on
+    "clean": _GOOD,
+    "minor": _GOOD,
+    "flawed": _BAD,
 }
 
 USAGE_EXIT_CODE = 3

@@ -20,6 +20,8 @@ GOOD = {
     "drained",
     "held",
     "released",
+    "clean",
+    "minor",
 }
 
 
