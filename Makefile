@@ -113,8 +113,9 @@ molecule: venv ## run every Molecule scenario on lab hosts (as root)
 	done
 
 .PHONY: docs
-docs: venv ## write the tables of docs/engines.md anew from the profiles
+docs: venv ## write the tables of docs/engines.md and docs/unit-audit.md anew from the data
 	$(VENV_PATH) $(BIN)/python tests/docs/engines.py
+	$(VENV_PATH) $(BIN)/python tests/docs/audit.py
 
 .PHONY: bench
 bench: venv ## measure what the checks cost, as ratios in one run (as root)

@@ -125,7 +125,7 @@ def _facts(names: t.Sequence[str], request: Request, sight: _audit_find.Sight) -
     )
     # A command line that looks like an engine's from afar, and is none; and what is named by an alias.
     serving = [one for one in more if one.unit.name not in asked and (one.serves or one.unit.name not in sight.perhaps)]
-    return (all_of_them, serving) if names else (serving, [])
+    return (all_of_them, serving) if names else (sorted(serving, key=lambda one: one.unit.name), [])
 
 
 def _judged(facts: t.Sequence[Facts], others: t.Sequence[Facts], request: Request) -> t.Dict[str, t.List[Finding]]:

@@ -279,13 +279,11 @@ def _ports(
     variables: t.Mapping[str, str],
     container: t.Optional[str],
 ) -> t.Tuple[_audit_command.Port, ...]:
-    if words and engine:
-        default = profile.port if profile is not None else None
-        found = _audit_command.ports_of(engine, words, default, variables, container)
-        if found:
-            return found
     url = re.match(r"https?://[^/]*?:([0-9]{1,5})(?:/|\Z)", str(definition.get("url") or ""))
-    return (_audit_command.Port(int(url.group(1))),) if url else ()
+    if url:
+        return (_audit_command.Port(int(url.group(1))),)
+    default = profile.port if profile is not None else None
+    return _audit_command.ports_of(engine, words, default, variables, container) if words and engine else ()
 
 
 def _lines(name: str) -> t.Tuple[t.Dict[str, t.List[t.List[str]]], t.Dict[str, str]]:

@@ -14,15 +14,12 @@ import typing as t
 
 from ansible_collections.gpuops.serving.plugins.module_utils._verdicts import GPU_WORDS, worst
 
+from ._host_answers import NOISE, failed, plain, silent, some, visible
+
 __all__ = ("report", "table")
 
 SCHEMA = 1
-UNREACHABLE = "the host does not answer"
-NOT_ASKED = "the host was not asked: it had failed before in this run"
 HEADINGS = ("clear", "host", "gpu", "vendor", "verdict", "reason", "memory MiB", "holders")
-MOST_NAMES = 20  # hosts that the summary of what is not clear names
-# What Ansible adds to every result, or what tells of the call and not of the GPUs.
-NOISE = ("ansible_facts", "changed", "deprecations", "exception", "failed", "failed_when_result", "invocation")
 
 Entry = t.Dict[str, t.Any]
 
@@ -37,20 +34,18 @@ def report(hosts: t.Iterable[str], hostvars: t.Mapping[str, t.Any], asked: t.Col
     for host in hosts:
         result = hostvars[host].get(variable) if host in living else None
         if result is None or not result.get("skipped"):
-            entries[str(host)] = _entry(_plain(result))
+            entries[str(host)] = _entry(plain(result))
     words = [entry["verdict"] for entry in entries.values()]
     devices = [gpu["verdict"] for entry in entries.values() for gpu in entry["gpus"]]
     verdict = worst(words)
-    bad = ["%s (%s)" % (_visible(host), entry["verdict"]) for host, entry in entries.items() if not entry["ok"]]
-    if len(bad) > MOST_NAMES:
-        bad[MOST_NAMES:] = ["and %d more" % (len(bad) - MOST_NAMES)]
+    bad = ["%s (%s)" % (visible(host), entry["verdict"]) for host, entry in entries.items() if not entry["ok"]]
     all_clear = "all GPUs of %d host%s are clear" % (len(entries), "" if len(entries) == 1 else "s")
     return {
         "schema": SCHEMA,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "verdict": verdict,
         "ok": verdict == "clear",
-        "msg": "not every GPU is clear: %s" % ", ".join(bad) if bad else all_clear,
+        "msg": "not every GPU is clear: %s" % ", ".join(some(bad)) if bad else all_clear,
         "counts": {"hosts": _counts(words), "gpus": _counts(devices)},
         "hosts": entries,
     }
@@ -62,11 +57,11 @@ def table(found: t.Mapping[str, t.Any]) -> t.List[str]:
     notes: t.Dict[int, str] = {}
     for host, entry in found["hosts"].items():
         for gpu in entry["gpus"]:
-            rows.extend(_rows(_visible(host), gpu))
+            rows.extend(_rows(visible(host), gpu))
         # What the devices do not show: no answer, no device, fewer than expected.
         if not entry["gpus"] or entry["verdict"] != worst(gpu["verdict"] for gpu in entry["gpus"]):
-            notes[len(rows)] = "%s, %s" % (entry["verdict"], _visible(entry["msg"]))
-            rows.append([_mark(entry["verdict"]), _visible(host)])
+            notes[len(rows)] = "%s, %s" % (entry["verdict"], visible(entry["msg"]))
+            rows.append([_mark(entry["verdict"]), visible(host)])
     widths = [max(len(row[column]) for row in rows if column < len(row)) for column in range(len(HEADINGS))]
     lines = []
     for number, row in enumerate(rows):
@@ -78,14 +73,13 @@ def table(found: t.Mapping[str, t.Any]) -> t.List[str]:
 
 def _entry(result: t.Optional[Entry]) -> Entry:
     """The answer of one host. Whatever is not understood is an error."""
-    if result is None:
-        return _silent("not_asked", NOT_ASKED)
-    if result.get("unreachable"):
-        return _silent("unreachable", UNREACHABLE, str(result.get("msg", "")).strip())
+    unanswered = silent(result, gpus=[])
+    if result is None or unanswered is not None:
+        return unanswered or {}
     gpus = result.get("gpus") or []
     words = [result.get("verdict")] + [gpu.get("verdict") if isinstance(gpu, dict) else None for gpu in gpus]
     if not all(word in GPU_WORDS for word in words):
-        return dict(_silent("failed", _failure(result)), verdict="error", answered=True)
+        return failed(result, gpus=[])
     verdict = worst(map(str, words))
     if result.get("failed") and verdict == "clear":
         verdict = "error"
@@ -96,36 +90,14 @@ def _entry(result: t.Optional[Entry]) -> Entry:
     return {key: value for key, value in entry.items() if not key.startswith("_ansible")}
 
 
-def _silent(reason: str, message: str, cause: str = "") -> Entry:
-    return {
-        "verdict": "unknown",
-        "ok": False,
-        "answered": False,
-        "reason": reason,
-        "msg": message,
-        "cause": cause,
-        "gpus": [],
-        "warnings": [],
-    }
-
-
-def _failure(result: Entry) -> str:
-    """Why a module gave no verdict: its message, and the last line it wrote where it did not come so far."""
-    lines = [str(result.get(key) or "").strip().splitlines() for key in ("msg", "module_stderr", "module_stdout")]
-    said, *output = lines
-    parts = [said[0] if said else "the module gave no verdict"]
-    parts += [text[-1] for text in output if text][:1]
-    return ": ".join(part.strip().rstrip(".") for part in parts)
-
-
 def _rows(host: str, gpu: Entry, above: str = "") -> t.Iterator[t.List[str]]:
     name = above + ("?" if gpu.get("index") is None else str(gpu["index"]))
     holders = [_holder(holder) for holder in gpu.get("holders") or []]
     if not holders and gpu["verdict"] != "clear":
-        holders = [_visible(gpu.get("detail") or "")]
+        holders = [visible(gpu.get("detail") or "")]
     memory = "/".join("?" if gpu.get(key) is None else str(gpu[key]) for key in ("memory_used", "memory_total"))
     words = [str(gpu.get(key) or "") for key in ("vendor", "verdict", "reason")]
-    yield [_mark(gpu["verdict"]), host, name, *map(_visible, words), memory, "; ".join(holders) or "none"]
+    yield [_mark(gpu["verdict"]), host, name, *map(visible, words), memory, "; ".join(holders) or "none"]
     for partition in gpu.get("partitions") or []:
         yield from _rows(host, partition, name + "/")
 
@@ -143,7 +115,7 @@ def _holder(holder: Entry) -> str:
     else:
         parts.append("only the node is open" if holder.get("kind") == "node" else "memory unknown")
     parts += [word for word in ("allowed", "foreign") if holder.get(word)]
-    return _visible(", ".join(parts))
+    return visible(", ".join(parts))
 
 
 def _mark(verdict: str) -> str:
@@ -157,17 +129,3 @@ def _counts(words: t.Sequence[str]) -> t.Dict[str, int]:
 def _count_text(noun: str, counts: t.Mapping[str, int]) -> str:
     parts = ["%d %s" % (counts[word], word) for word in GPU_WORDS if counts[word]]
     return "%d %s%s%s" % (counts["all"], noun, "" if counts["all"] == 1 else "s", ": " * bool(parts) + ", ".join(parts))
-
-
-def _visible(text: str) -> str:
-    """In one line, and without what would steer a terminal: hosts and processes choose these words."""
-    return "".join(sign if sign.isprintable() else "\\x%02x" % ord(sign) for sign in " ".join(str(text).split()))
-
-
-def _plain(value: t.Any) -> t.Any:
-    """Without the wrappers in which Ansible hands values to a filter."""
-    if isinstance(value, t.Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, str) else value
