@@ -21,6 +21,7 @@ __all__ = ("Request", "audit")
 
 WORDS = ("clean", "minor", "flawed", "not_found", "unknown")
 UNTOLD = {"not-found": "not_found", "masked": "unknown", "stub": "unknown", "merged": "unknown"}
+UNTOLD["unreadable"] = "unknown"
 Result = t.Dict[str, t.Any]
 
 
@@ -106,7 +107,7 @@ def audit(request: Request, check_mode: bool = False) -> Result:
         changed=changed,
         systemd=_systemd.version(),
         elapsed=round(time.monotonic() - began, 3),
-        warnings=[*(() if names else sight.warnings), *_warnings(facts)],
+        warnings=list(dict.fromkeys([*(() if names else _seen(sight, facts)), *_warnings(facts)])),
     )
     if changes:
         result["diff"] = [_diff(plans[name]) for name in changes]
@@ -204,7 +205,7 @@ def _row(one: Facts, findings: t.Sequence[t.Tuple[Finding, bool, str]], plan: Pl
     verdict = UNTOLD.get(unit.load_state) or _verdict(left, request.fail_on)
     reason = {
         "not_found": "it does not exist on this host",
-        "unknown": "it is %s, so that systemd tells nothing of it" % unit.load_state,
+        "unknown": unit.load_error or "it is %s, so that systemd tells nothing of it" % unit.load_state,
     }
     return {
         "name": unit.name,
@@ -271,6 +272,11 @@ def _message(rows: t.Sequence[Result], request: Request) -> str:
     if not parts:
         return "%d unit%s: nothing is wrong" % (len(rows), "" if len(rows) == 1 else "s")
     return "%d of %d unit%s: %s" % (len(parts), len(rows), "" if len(rows) == 1 else "s", "; ".join(parts))
+
+
+def _seen(sight: _audit_find.Sight, facts: t.Sequence[Facts]) -> t.Iterator[str]:
+    yield from sight.warnings
+    yield from sight.unjudged(any(one.unit.clients for one in facts))
 
 
 def _warnings(facts: t.Sequence[Facts]) -> t.Iterator[str]:

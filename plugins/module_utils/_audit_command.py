@@ -227,15 +227,16 @@ def ports_of(
             return tuple(filter(None, map(_published, _all_values(before, "-p", "--publish"))))
     if engine == "ollama":
         address, _colon, number = variables.get("OLLAMA_HOST", "").rpartition(":")
-        return (_port(number or str(default or ""), address.rpartition("/")[2]),) if number.isdigit() or default else ()
+        return (port(number or str(default or ""), address.rpartition("/")[2]),) if number.isdigit() or default else ()
     told = option(words, *PORT_OPTIONS.get(engine, ()))
     # What is read from a file, or put in by a shell, may say otherwise.
     untold = any(UNTOLD in word for word in words) or any(word.startswith("--config") for word in words)
     number = told or ("" if untold or default is None else str(default))
-    return (_port(number, option(words, *HOST_OPTIONS)),) if re.match(r"[0-9]{1,5}\Z", number) else ()
+    return (port(number, option(words, *HOST_OPTIONS)),) if re.match(r"[0-9]{1,5}\Z", number) else ()
 
 
-def _port(number: str, address: str) -> Port:
+def port(number: str, address: str) -> Port:
+    """Where somebody is told to listen; an address that nobody knows here is any."""
     return Port(int(number), "" if address in WILDCARDS or UNTOLD in address else address)
 
 
@@ -261,7 +262,7 @@ def _value(words: Words, *names: str) -> str:
 def _published(text: str) -> t.Optional[Port]:
     """``8000:80``, ``127.0.0.1:8000:80/tcp``; a port that the manager chooses, a range and UDP are left out."""
     match = re.match(r"(?:(\[[0-9a-f:]+\]|[0-9.]+):)?([0-9]{1,5}):[0-9]{1,5}(?:/tcp)?\Z", text)
-    return _port(match.group(2), match.group(1) or "") if match else None
+    return port(match.group(2), match.group(1) or "") if match else None
 
 
 def gpus_of(engine: str, words: Words, variables: t.Mapping[str, str], container: t.Optional[str]) -> t.Tuple[str, ...]:

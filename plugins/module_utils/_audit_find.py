@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import typing as t
 
@@ -33,6 +34,17 @@ class Sight(t.NamedTuple):
     perhaps: t.List[str]
     engines: t.Dict[str, str]
     warnings: t.List[str]
+    # Processes of engines that are in no unit, and those that are in containers.
+    outside: t.List[str] = []
+    contained: t.List[str] = []
+
+    def unjudged(self, clients: bool) -> t.Iterator[str]:
+        """A warning of engines that no rule was applied to. Where units are the clients of containers, those were."""
+        left = self.outside + ([] if clients else self.contained)
+        if left:
+            more = " and %d more" % (len(left) - MOST) if len(left) > MOST else ""
+            text = "an engine runs in no service unit, so that no rule was applied to it: process %s%s"
+            yield text % (", ".join(left[:MOST]), more)
 
 
 def look() -> Sight:
@@ -40,6 +52,7 @@ def look() -> Sight:
     names: t.Dict[str, None] = {}
     engines: t.Dict[str, str] = {}
     outside: t.List[str] = []
+    contained: t.List[str] = []
     warnings: t.List[str] = []
     patterns = {
         profile.name: re.compile("|".join(profile.titles)) for profile in _engines.PROFILES.values() if profile.titles
@@ -55,31 +68,25 @@ def look() -> Sight:
             names[unit] = None
             engines.setdefault(unit, engine)
         else:
-            outside.append('%d "%s"' % (process.pid, process.name))
+            (contained if attribute(process)[1] else outside).append('%d "%s"' % (process.pid, process.name))
     for name in _service.names():
         try:
             unit = _service.unit_of(_service.load(name))
         except ServingError as error:
             warnings.append(error.message)
             continue
-        if unit:
+        if _audit_units.usable(unit):
             names[unit] = None
     for unit in _holders(table, warnings):
         names[unit] = None
     perhaps = [unit for unit in _audit_units.mentioning(HINT) if unit not in names]
-    if outside:
-        more = " and %d more" % (len(outside) - MOST) if len(outside) > MOST else ""
-        warnings.append(
-            "an engine runs in no service unit, so that no rule was applied to it: process %s%s"
-            % (", ".join(outside[:MOST]), more)
-        )
-    return Sight(sorted(names), sorted(perhaps), engines, warnings)
+    return Sight(sorted(names), sorted(perhaps), engines, warnings, outside, contained)
 
 
 def _unit(process: Process) -> str:
     """The service unit of the host that a process is in; one of a user's own manager is none."""
     unit, container = attribute(process)
-    if unit is None or container is not None or not unit.endswith(".service") or HOST_UNITS.match(unit):
+    if unit is None or container is not None or not _audit_units.usable(unit) or HOST_UNITS.match(unit):
         return ""
     return unit
 
@@ -90,6 +97,8 @@ def _holders(table: Table, warnings: t.List[str]) -> t.Set[str]:
     facts = _gpu_nodes.scan()
     if facts.error:
         warnings.append("which units hold a GPU could not be seen: %s" % facts.error)
+    elif facts.hidden and os.geteuid() != 0:
+        warnings.append("which units hold a GPU could not be seen of all processes: run as root, or with become")
     found = set()
     for node, pids in facts.holders.items():
         if node.startswith("card"):

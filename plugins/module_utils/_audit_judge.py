@@ -60,6 +60,7 @@ class Unit(t.NamedTuple):
     start: t.Tuple[Command, ...] = ()
     before: t.Tuple[Command, ...] = ()
     after: t.Tuple[Command, ...] = ()
+    stop: t.Tuple[Command, ...] = ()  # ExecStop=
     stop_post: t.Tuple[Command, ...] = ()
     clients: t.Tuple[Client, ...] = ()
     # How the unit calls the client of a container, such as /usr/bin/docker.
@@ -72,6 +73,8 @@ class Unit(t.NamedTuple):
     drain: float = 0.0
     # Why it is taken to need so long, for messages.
     drain_from: str = ""
+    # Units that systemd never lets run beside it.
+    conflicts: t.FrozenSet[str] = frozenset()
     gpus: t.Tuple[str, ...] = ()
     ports: t.Tuple[Port, ...] = ()
 
@@ -103,10 +106,14 @@ def judge(units: t.Sequence[Unit], listens: t.Sequence[Listens] = ()) -> t.Dict[
     for unit in units:
         findings = list(_own(unit)) if unit.load_state == "loaded" else list(_unread(unit))
         if unit.load_state == "loaded" and unit.claims:
-            others = [other for other in units if other.claims and other.name != unit.name]
+            others = [other for other in units if other.claims and other.name != unit.name and not _apart(unit, other)]
             findings += [*_gpus(unit, others), *_ports(unit, others, listens)]
         found[unit.name] = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return found
+
+
+def _apart(one: Unit, other: Unit) -> bool:
+    return other.name in one.conflicts or one.name in other.conflicts
 
 
 def _finding(rule: str, value: str, more: str = "", settings: t.Sequence[Setting] = (), severity: str = "") -> Finding:
@@ -167,7 +174,7 @@ def _starts_with_load(unit: Unit) -> bool:
 
 
 def _restarts(unit: Unit) -> t.Iterator[Finding]:
-    if unit.restart not in RESTARTS:
+    if unit.restart not in RESTARTS or unit.restart_delay == FOREVER:
         return
     interval, burst = unit.limit_interval, unit.limit_burst
     value = "%s with StartLimitBurst=%d" % (seconds(interval), burst)
@@ -208,7 +215,9 @@ def _clients(unit: Unit) -> t.Iterator[Finding]:
         if client.keep_unit or (client.manager == "podman" and split):
             continue
         what = "%s %s" % (client.manager, client.verb)
-        if any(stops(command) for command in unit.stop_post):
+        # Where no client stays, none can be killed: then ExecStop= does as well.
+        ends = unit.stop_post + (unit.stop if unit.kind == "oneshot" else ())
+        if any(stops(command) for command in ends):
             yield _finding("container_client", what, severity="notice")
             continue
         settings: t.List[Setting] = []
@@ -262,7 +271,11 @@ def _ports(unit: Unit, others: t.Sequence[Unit], listens: t.Sequence[Listens]) -
     rivals = [Listens(other.name, port) for other in others for port in other.ports] + list(listens)
     for port in unit.ports:
         for rival in rivals:
-            if rival.unit == unit.name or not _meet(port, rival.port) or (port.number, rival.unit) in told:
+            if (
+                rival.unit in (unit.name, *unit.conflicts)
+                or not _meet(port, rival.port)
+                or (port.number, rival.unit) in told
+            ):
                 continue
             told.add((port.number, rival.unit))
             how = "%s listens there" if rival in listens else "%s too"

@@ -47,7 +47,7 @@ _ALL = (
         "critical",
         "SendSIGKILL",
         "`no`",
-        "a process that ignores the signal outlives the stop, and the next start comes up beside it",
+        "a process that ignores the signal outlives the stop, and the next start fails, or comes up beside it",
         "SendSIGKILL=yes",
         ("SendSIGKILL",),
     ),
@@ -66,7 +66,7 @@ _ALL = (
         "below the time of a load, where the start is over only after it: `Type=notify`, or an `ExecStartPost=` that "
         "waits. Not where podman's conmon or a script tells systemd that it is ready",
         "systemd kills the engine in the middle of each load, for ever",
-        "TimeoutStartSec= of twice the time of a load; or Type=exec, since no known engine sends READY=1 itself",
+        "TimeoutStartSec= of twice the time of a load; or Type=exec, where the engine does not tell systemd itself",
         ("TimeoutStartSec",),
     ),
     Rule(
@@ -119,7 +119,7 @@ _ALL = (
         "warning",
         "TimeoutStopSec",
         "`infinity` or `0`, which is the same",
-        "a wedged engine that ignores the signal is waited for without end: stop, restart and the host's shutdown hang",
+        "a wedged engine that ignores the signal is waited for without end: stop and restart hang",
         "TimeoutStopSec= of the time that the engine needs",
         ("TimeoutStopSec",),
     ),

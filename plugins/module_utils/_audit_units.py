@@ -15,7 +15,7 @@ from . import _audit_command, _clients, _engines, _files, _service, _systemd
 from ._audit_judge import Unit
 from ._errors import ServingError
 
-__all__ = ("LOAD", "Facts", "mentioning", "read", "reload")
+__all__ = ("LOAD", "Facts", "mentioning", "read", "reload", "usable")
 
 TIMEOUT = 30.0
 FILES = 2.0  # seconds for the environment files of one unit
@@ -25,11 +25,13 @@ MOST_TEXT = 1 << 20  # bytes of one unit file
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,UnitFileState,Transient,NeedDaemonReload,FragmentPath,DropInPaths,Type,KillMode,"
     "SendSIGKILL,Restart,RestartUSec,RestartSteps,RestartMaxDelayUSec,StartLimitIntervalUSec,StartLimitBurst,"
-    "TimeoutStartUSec,TimeoutStopUSec,PIDFile,SupplementaryGroups"
+    "TimeoutStartUSec,TimeoutStopUSec,PIDFile,SupplementaryGroups,Conflicts,ConflictedBy"
 )
-COMMANDS = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecStopPost")
+COMMANDS = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecStop", "ExecStopPost")
 AWAKE = ("active", "activating", "reloading", "refreshing")
 ENABLED = ("enabled", "enabled-runtime", "generated")
+# A file may bear any name; systemd knows a unit by these signs alone.
+SERVICE = re.compile(r"[A-Za-z0-9:_.\\@-]+\.service\Z")
 PAM = ("/etc/pam.d", "/usr/lib/pam.d")
 
 
@@ -61,8 +63,16 @@ def read(names: t.Sequence[str], told: Told, seen: t.Mapping[str, str]) -> t.Lis
     sessions = _sessions()
     for raw in _show(names, PROPERTIES):
         name = raw.get("Id", "")
-        if name and name not in found:
+        if not name or name in found:
+            continue
+        try:
             found[name] = _facts(name, raw, told, seen.get(name, ""), sessions)
+        except ServingError as error:
+            # One that goes away meanwhile, or does not tell, hides no other.
+            unit = Unit(name, load_state="unreadable", load_error=error.message)
+            found[name] = Facts(
+                unit, None, "", True, raw.get("ActiveState", ""), raw.get("FragmentPath", ""), (), False
+            )
     return list(found.values())
 
 
@@ -71,6 +81,11 @@ def reload() -> None:
     rc, _out, err = _systemd._systemctl(["daemon-reload"], TIMEOUT)
     if rc != 0:
         raise ServingError("systemd did not read its units anew: %s" % _systemd.said(rc, err))
+
+
+def usable(name: str) -> bool:
+    """Whether systemd takes this for the name of one service."""
+    return SERVICE.match(name) is not None and len(name) < 256 and "@." not in name
 
 
 def mentioning(hint: t.Pattern[str]) -> t.List[str]:
@@ -94,8 +109,8 @@ def mentioning(hint: t.Pattern[str]) -> t.List[str]:
                 continue
             if name not in found and any(hint.search(_text(text)) for text in texts):
                 found[name] = None
-    templates = [name for name in found if "@." in name]
-    return [name for name in found if "@." not in name] + (_instances(templates, folders) if templates else [])
+    templates = [name for name in found if SERVICE.match(name) and "@." in name]
+    return [name for name in found if usable(name)] + (_instances(templates, folders) if templates else [])
 
 
 def _listdir(folder: str) -> t.List[str]:
@@ -125,8 +140,8 @@ def _instances(templates: t.Sequence[str], folders: t.Sequence[str]) -> t.List[s
         for name in _listdir(folder):
             if name.endswith((".wants", ".requires")):
                 wanted = _listdir(os.path.join(folder, name))
-                found |= {one for one in wanted if one.startswith(starts) and one.endswith(".service")}
-    return sorted(name for name in found if "@." not in name)
+                found |= {one for one in wanted if one.startswith(starts)}
+    return sorted(filter(usable, found))
 
 
 def _show(names: t.Sequence[str], properties: str) -> t.Iterator[t.Dict[str, str]]:
@@ -183,7 +198,9 @@ def _facts(name: str, raw: t.Mapping[str, str], told: Told, seen: str, sessions:
         start=start,
         before=tuple(map(tuple, (*lines.get("ExecCondition", ()), *lines.get("ExecStartPre", ())))),
         after=tuple(map(tuple, lines.get("ExecStartPost", ()))),
+        stop=tuple(map(tuple, lines.get("ExecStop", ()))),
         stop_post=tuple(map(tuple, lines.get("ExecStopPost", ()))),
+        conflicts=frozenset((get("Conflicts", "") + " " + get("ConflictedBy", "")).split()),
         clients=clients,
         client_path=_client_path(words),
         marked=any(group.startswith("gpuops-") for group in get("SupplementaryGroups", "").split()),
@@ -279,9 +296,10 @@ def _ports(
     variables: t.Mapping[str, str],
     container: t.Optional[str],
 ) -> t.Tuple[_audit_command.Port, ...]:
-    url = re.match(r"https?://[^/]*?:([0-9]{1,5})(?:/|\Z)", str(definition.get("url") or ""))
+    url = re.match(r"https?://(\[[0-9a-f:]+\]|[^/:]*):([0-9]{1,5})(?:/|\Z)", str(definition.get("url") or ""))
     if url:
-        return (_audit_command.Port(int(url.group(1))),)
+        address = _audit_command.option(words, *_audit_command.HOST_OPTIONS) if words else ""
+        return (_audit_command.port(url.group(2), address or url.group(1)),)
     default = profile.port if profile is not None else None
     return _audit_command.ports_of(engine, words, default, variables, container) if words and engine else ()
 

@@ -15,7 +15,7 @@ description:
   - With O(fix) it writes that drop-in, C(/etc/systemd/system/UNIT.d/50-gpuops-audit.conf), and lets systemd read its
     units anew when one changed. It never starts, stops or restarts a unit, and never changes a file that it did not
     write.
-  - What drop-ins set is in force for the next stop at once, and for the rest at the next start.
+  - What a drop-in sets is in force at once, also for a unit that runs.
   - The page C(docs/unit-audit.md) of the collection has all rules, and how each is known.
 author:
   - gpuops.serving contributors (@gpuops)

@@ -25,7 +25,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils._audit_units import
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import UsageError
 
 BAD = Unit("qwen.service", kill_mode="process", engine="vllm", load_time=300.0, drain=60.0, timeout_stop=120.0)
-GOOD = BAD._replace(name="good.service", kill_mode="mixed")
+GOOD = BAD._replace(name="tidy.service", kill_mode="mixed")
 SCRIPT = ("/bin/su", "x", "-c", "vllm serve m")
 
 
@@ -136,7 +136,7 @@ def test_without_fix_nothing_is_written(make: t.Callable[..., Host]) -> None:
 
 def test_check_mode_answers_as_the_real_run_does(make: t.Callable[..., Host]) -> None:
     client = BAD._replace(
-        name="docker.service",
+        name="voyager.service",
         kill_mode="mixed",
         start=(("/usr/bin/docker", "run", "--name", "q", "i"),),
         clients=(_audit_judge.Client("docker", "run", ("q",)),),
@@ -257,8 +257,8 @@ def test_removal_takes_away_what_was_written_and_nothing_else(make: t.Callable[.
 
 def test_a_unit_that_is_named_is_judged_beside_the_others(make: t.Callable[..., Host]) -> None:
     make(GOOD._replace(gpus=("0",)), GOOD._replace(name="b.service", gpus=("0",)))
-    result = _audit.audit(Request(units=["good"]))
-    assert [unit["name"] for unit in result["units"]] == ["good.service"]
+    result = _audit.audit(Request(units=["tidy"]))
+    assert [unit["name"] for unit in result["units"]] == ["tidy.service"]
     assert told(result) == [("shared_gpu", False, "no drop-in can cure it")]
     assert result["warnings"] == []
 
@@ -295,4 +295,4 @@ def test_a_host_without_engines_is_clean(make: t.Callable[..., Host]) -> None:
 def test_files_that_systemd_has_not_read_are_told_of(make: t.Callable[..., Host]) -> None:
     host = make(GOOD)
     host.need_reload = True
-    assert 'the files of the unit "good.service" have changed' in _audit.audit(Request(units=["good"]))["warnings"][0]
+    assert 'the files of the unit "tidy.service" have changed' in _audit.audit(Request(units=["tidy"]))["warnings"][0]

@@ -93,6 +93,8 @@ TRUE: t.List[t.Tuple[str, str, t.Dict[str, t.Any]]] = [
     ("container_client", "warning", PODMAN),
     ("container_client", "notice", {**CLIENT, "stop_post": (("/usr/bin/docker", "rm", "-f", "qwen"),)}),
     ("container_client", "warning", {**CLIENT, "stop_post": (("/usr/bin/docker", "ps"),)}),
+    ("container_client", "warning", {**CLIENT, "stop": (("/usr/bin/docker", "stop", "qwen"),)}),
+    ("container_client", "notice", {**CLIENT, "kind": "oneshot", "stop": (("/usr/bin/docker", "stop", "qwen"),)}),
     ("container_client", "warning", {"clients": (Client("nspawn", "run", ("qwen",)),)}),
     ("container_client", "warning", {"clients": (Client("docker", "compose"),)}),
     ("login_session", "critical", start("/bin/su", "vllm", "-c", "vllm serve m", sessions=True)),
@@ -121,6 +123,7 @@ FALSE: t.List[t.Dict[str, t.Any]] = [
     {"restart": "no", "limit_interval": 0.0},
     {"restart": "on-success", "limit_interval": 10.0, "restart_delay": 60.0},
     {"limit_interval": FOREVER},
+    {"limit_interval": 10.0, "restart_delay": FOREVER},  # it is never restarted
     {"limit_interval": 945.1},
     {"limit_interval": 10.0, "limit_burst": 5, "restart_delay": 0.1, "load_time": 0.0},
     # 1 + 4.6 + 21.5 s
@@ -256,6 +259,8 @@ HERE = Port(8000)
         ({"ports": (Port(8000, "10.0.0.2"),)}, {"ports": (Port(8000, "10.0.0.1"),)}, []),
         ({"ports": (Port(8000, "localhost"),)}, {"ports": (Port(8000, "127.0.0.1"),)}, BOTH_PORT),
         ({"ports": (HERE,)}, {"ports": (HERE,), "claims": False}, []),
+        ({"gpus": ("0",), "conflicts": frozenset(["other.service"])}, {"gpus": ("0",)}, []),
+        ({"ports": (HERE,)}, {"ports": (HERE,), "conflicts": frozenset(["qwen.service"])}, []),
     ],
 )
 def test_two_units_that_want_the_same(
@@ -269,6 +274,8 @@ def test_another_unit_that_listens_on_the_port_now_is_told_once() -> None:
         ("qwen.service", "shared_port")
     ]
     assert pair({"ports": (HERE,)}, {}, Listens("qwen.service", HERE)) == []
+    never = {"ports": (HERE,), "conflicts": frozenset(["nginx.service"])}
+    assert pair(never, {}, Listens("nginx.service", HERE)) == []
     (finding,) = judge([GOOD._replace(ports=(HERE,))], [Listens("nginx.service", HERE)])["qwen.service"]
     assert finding.why.endswith("(nginx.service listens there: port 8000)")
 
