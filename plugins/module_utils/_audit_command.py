@@ -67,6 +67,7 @@ PORT_OPTIONS = {
     "triton": ("--http-port",),
     "tgi": ("--port", "-p"),
 }
+PORT_VARIABLES = {"llama_cpp": "LLAMA_ARG_PORT", "tgi": "PORT"}
 HOST_OPTIONS = ("--host", "--hostname", "--rest_bind_address", "--http-address")
 # The option that gives an engine time to drain; it needs as long, and some more to end.
 DRAIN_OPTIONS = {"vllm": "--shutdown-timeout", "triton": "--exit-timeout-secs"}
@@ -98,7 +99,7 @@ HARMLESS = _set(
 )
 HARMLESS_VERBS = _set("pull rm stop kill create network volume image build login load tag rmi")
 SETTINGS = re.compile(r"-(?:pm|pl|lgc|rgc|acp|e|c|mig)\Z|--(?:persistence-mode|power-limit|lock-gpu-clocks|compute-)")
-WAITS = re.compile(r"(?:^|[\s/;|&(])(?:curl|wget|nc|until|while|gpuops)(?:\s|\Z)|wait[-_]")
+WAITS = re.compile(r"(?:^|[\s;|&(])(?:until|while)\s|--retry|wait[-_]|gpuops\s+wait\b")
 
 
 def commands(words: Words, depth: int = 0) -> t.List[t.List[str]]:
@@ -118,7 +119,7 @@ def _inner(words: t.List[str]) -> t.List[t.List[str]]:
     """The commands that a command runs, as far as its words tell."""
     program, rest = os.path.basename(words[0]), words[1:]
     if program in SHELLS or program in ("su", "runuser"):
-        script = _script(rest)
+        script = _script(program, rest)
         if script is not None:
             return _of_script(script)
         if program in SHELLS:
@@ -149,13 +150,19 @@ def _end_of_options(words: Words, values: t.Container[str]) -> int:
     return place
 
 
-def _script(words: Words) -> t.Optional[str]:
+def _script(program: str, words: t.List[str]) -> t.Optional[str]:
     """What a shell, or somebody's shell, is given to run."""
+    if program == "runuser" and {"-u", "--user"} & set(words[: _end_of_options(words, VALUES["runuser"])]):
+        return None  # it runs the command itself
+    if "--" in words:
+        words = words[: words.index("--")]
     for place, word in enumerate(words):
-        if word == "--command" or (re.match(r"-[A-Za-z]*c\Z", word) and word != "-c="):
+        if word == "--command" or re.match(r"-[A-Za-z]*c\Z", word):
             return words[place + 1] if place + 1 < len(words) else None
         if word.startswith("--command="):
             return word.partition("=")[2]
+        if program in SHELLS and not word.startswith(("-", "+")) and words[place - 1 : place] not in (["-o"], ["+o"]):
+            return None  # a file, and what follows is its own
     return None
 
 
@@ -228,7 +235,7 @@ def ports_of(
     if engine == "ollama":
         address, _colon, number = variables.get("OLLAMA_HOST", "").rpartition(":")
         return (port(number or str(default or ""), address.rpartition("/")[2]),) if number.isdigit() or default else ()
-    told = option(words, *PORT_OPTIONS.get(engine, ()))
+    told = option(words, *PORT_OPTIONS.get(engine, ())) or variables.get(PORT_VARIABLES.get(engine, ""), "")
     # What is read from a file, or put in by a shell, may say otherwise.
     untold = any(UNTOLD in word for word in words) or any(word.startswith("--config") for word in words)
     number = told or ("" if untold or default is None else str(default))
@@ -340,7 +347,7 @@ def is_gate(words: Words) -> bool:
     """Whether a command before the start may look at the GPU; only what surely does not is none."""
     for command in commands(words):
         program = os.path.basename(command[0])
-        if program in SHELLS and _script(command[1:]) is not None:
+        if program in SHELLS and _script(program, command[1:]) is not None:
             continue  # its commands are looked at one by one
         if program in HARMLESS or program in WRAPPERS or program in VALUES:
             continue
@@ -355,8 +362,8 @@ def is_gate(words: Words) -> bool:
 
 
 def waits(words: Words) -> bool:
-    """Whether a command behind the start may wait for the model."""
-    return any(WAITS.search(word if " " in word else word + " ") for word in words)
+    """Whether a command behind the start may wait for the model; one that only tells somebody of the start does not."""
+    return WAITS.search(" ".join(words)) is not None
 
 
 def stops(words: Words) -> bool:

@@ -38,6 +38,9 @@ def image_of(line: str) -> str:
         ("/usr/bin/text-generation-launcher --model-id m", "tgi"),
         ("/usr/local/bin/ollama serve", "ollama"),
         ("/usr/bin/python3 -m llama_cpp.server", "llama_cpp"),
+        ("/usr/sbin/runuser -u vllm -- /opt/python -m vllm.serve -c x.yml", "vllm"),
+        ("/usr/sbin/runuser vllm -c '/opt/vllm serve m'", "vllm"),
+        ("/bin/bash -o pipefail -c 'vllm serve m'", "vllm"),
         (IMAGE, "vllm"),
         ("docker run lmsysorg/sglang:latest python3 -m sglang.launch_server", "sglang"),
         ("docker run my/image vllm serve m", "vllm"),
@@ -51,6 +54,7 @@ def image_of(line: str) -> str:
         ("/usr/bin/ollama pull x", ""),
         ("/usr/bin/python3 /opt/vllm/check.py", ""),
         ("/bin/echo vllm", ""),
+        ("/bin/bash /opt/x.sh -c 'vllm serve m'", ""),
         ("docker run prom/vllm-exporter", ""),
         ("docker start -a vllm", ""),
         ("/bin/sh -c 'unbalanced", ""),
@@ -105,6 +109,21 @@ def test_the_ports_of_a_command_line(engine: str, line: str, ports: t.List[Port]
     image = image_of(line) if words[0] == "docker" else None
     default = _engines.get(engine).port
     assert list(_audit_command.ports_of(engine, words, default, {}, image)) == ports
+
+
+@pytest.mark.parametrize(
+    ("engine", "line", "variables", "port"),
+    [
+        ("llama_cpp", "llama-server", {"LLAMA_ARG_PORT": "81"}, 81),
+        ("llama_cpp", "llama-server --port 82", {"LLAMA_ARG_PORT": "81"}, 82),
+        ("llama_cpp", "llama-server", {"PORT": "81"}, 8080),
+        ("tgi", "text-generation-launcher", {"PORT": "81"}, 81),
+        ("vllm", "vllm serve m", {"PORT": "81"}, 8000),
+    ],
+)
+def test_a_port_in_the_environment(engine: str, line: str, variables: t.Dict[str, str], port: int) -> None:
+    default = _engines.get(engine).port
+    assert _audit_command.ports_of(engine, line.split(), default, variables, None) == (Port(port),)
 
 
 def test_the_port_of_ollama_is_in_its_environment() -> None:

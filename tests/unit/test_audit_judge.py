@@ -67,6 +67,7 @@ TRUE: t.List[t.Tuple[str, str, t.Dict[str, t.Any]]] = [
     ("timeout_start", "critical", {"after": (("/bin/sh", "-c", "until curl -f localhost; do sleep 1; done"),)}),
     ("timeout_start", "critical", {"after": (("/usr/local/bin/gpuops", "wait", "qwen"),)}),
     ("timeout_start", "critical", {"after": (("/opt/wait-for-model.sh",),)}),
+    ("timeout_start", "critical", {"after": (("/usr/bin/curl", "--retry", "99", "localhost:8000/health"),)}),
     ("start_limit_off", "warning", {"limit_interval": 0.0}),
     ("start_limit_off", "warning", {"limit_burst": 0}),
     ("start_limit_never", "warning", {"limit_interval": 10.0, "limit_burst": 5, "restart_delay": 2.0}),
@@ -119,6 +120,7 @@ FALSE: t.List[t.Dict[str, t.Any]] = [
     {"kind": "notify", "timeout_start": 300.0},
     {"kind": "exec", "timeout_start": 1.0},  # the start is over before the load
     {"after": (("/bin/sleep", "5"),), "timeout_start": 10.0},
+    {"after": (("/usr/bin/curl", "-d", "started", "https://chat.example/hook"),), "timeout_start": 10.0},
     {"kind": "notify", "start": (("/bin/sh", "-c", "systemd-notify --ready; exec vllm serve m"),)},
     {"restart": "no", "limit_interval": 0.0},
     {"restart": "on-success", "limit_interval": 10.0, "restart_delay": 60.0},
