@@ -108,7 +108,7 @@ def _is_unit(value: t.Any) -> bool:
 
 
 def _finding(row: Entry) -> t.List[str]:
-    cure = "cured" if row.get("fixed") else row.get("held_up") or row.get("cure") or ""
+    cure = "cured by a drop-in" if row.get("fixed") else row.get("held_up") or row.get("cure") or ""
     value = "%s=%s" % (row["directive"], row["value"]) if row.get("directive") else row.get("value") or ""
     return [visible(text) for text in (row["severity"], row.get("rule") or "", value, cure)]
 

@@ -51,7 +51,7 @@ def test_a_table_of_all_kinds_of_hosts() -> None:
         "NO   gpu10   a.service  notice    mark_lost  ExecStart=su      no drop-in can cure it",
         "yes  gpu10   b.service  clean",
         "yes  gpu2    c.service  notice    mark_lost  ExecStart=su      no drop-in can cure it",
-        "yes  gpu2    d.service  critical  kill_mode  KillMode=process  cured",
+        "yes  gpu2    d.service  critical  kill_mode  KillMode=process  cured by a drop-in",
         "yes  bare    clean, so it is",
         "NO   lost    e.service  it does not exist on this host",
         "NO   gone    unknown, the host does not answer",
