@@ -16,7 +16,7 @@ import jinja2
 import pytest
 from ansible_collections.gpuops.serving.plugins.module_utils._audit_rules import RULES as RULES_OF_ALL
 from ansible_collections.gpuops.serving.plugins.plugin_utils import _services
-from labhosts import LabHosts, Result, verdicts
+from labhosts import LabHosts, Result
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a lab takes root")
 
@@ -80,10 +80,6 @@ def broken(result: Result, name: str = UNIT) -> t.List[str]:
     return sorted(finding["rule"] for finding in row["findings"] if not finding["fixed"])
 
 
-def left(command: str) -> t.Set[str]:
-    return set(everywhere("ps -eo args | grep -cx '%s' || :" % command).values())
-
-
 @pytest.fixture(scope="module", autouse=True)
 def fixture_lab() -> t.Iterator[None]:
     service = {"name": "qwen", "engine": "sglang", "port": 30001, "command": ["/opt/sglang", "serve"], "gpus": ["0"]}
@@ -102,45 +98,91 @@ def fixture_lab() -> t.Iterator[None]:
         yield
 
 
-def test_bad_units_are_found_cured_and_stopped_whole() -> None:
-    found = audit()
-    assert verdicts(found) == {("flawed", False)}
-    for host, version in (("old", 247), ("mid", 252), ("new", 257)):
-        assert found[host]["systemd"] == version
-        assert broken(found[host]) == RULES
+SILENT = "systemd-analyze verify %s 2>&1; systemctl show -P NeedDaemonReload %s" % (UNIT, UNIT)
+NOW = "systemctl show -p KillMode -p SendSIGKILL -p Restart -p TimeoutStopUSec %s | sort" % UNIT
+WORKERS = "ps -eo args | grep -cx 'sleep 98765' || :"
+STEPS: t.Dict[str, t.Any] = {
+    "found": {},
+    "loops": "! %s && test ! -e %s" % (FAILED, DROP_IN),
+    "before": SHOW,
+    "plan": {"fix": True, "check": True},
+    "done": {"fix": True},
+    "after": SHOW,
+    "text": "cat " + DROP_IN,
+    "silent": SILENT,
+    "now": NOW,
+    "trips": "for i in $(seq 100); do if %s; then exit 0; fi; sleep 0.1; done; exit 7" % FAILED,
+    "stamp": STAMP,
+    "again": {"fix": True},
+    "stamp_again": STAMP,
+    "workers": WORKERS,
+    "stopped": "systemctl stop %s; %s" % (UNIT, WORKERS),
+    "removed": {"state": "absent"},
+    "gone": "test ! -e $(dirname %s)" % DROP_IN,
+}
+
+
+def run_steps(folder: pathlib.Path) -> t.Dict[str, t.Dict[str, t.Any]]:
+    """Every step on every host, in one run of Ansible: results of the module, and what the shell printed."""
+    tasks: t.List[t.Dict[str, t.Any]] = []
+    for name, step in STEPS.items():
+        task: t.Dict[str, t.Any] = {"name": "Do " + name, "register": "step_" + name}
+        if isinstance(step, str):
+            task["ansible.builtin.shell"] = step
+        else:
+            options = {key: value for key, value in step.items() if key != "check"}
+            task.update({"gpuops.serving.unit_audit": {"report_only": True, **options}, "check_mode": "check" in step})
+        tasks.append(task)
+    answers = "{{ {%s} | to_json }}" % ", ".join("'%s': step_%s" % (name, name) for name in STEPS)
+    copy = {"content": answers, "dest": "%s/{{ inventory_hostname }}.json" % folder, "mode": "0600"}
+    local = {"delegate_to": "localhost", "become": False, "vars": {"ansible_connection": "local"}}
+    tasks.append({"name": "Bring the answers", "ansible.builtin.copy": copy, **local})
+    play = folder / "steps.yml"
+    play.write_text(
+        json.dumps([{"hosts": ",".join(LAB.specs), "gather_facts": False, "tasks": tasks}]), encoding="utf-8"
+    )
+    argv = [LAB.tool("ansible-playbook"), "-i", str(LAB.folder / "inventory.yml"), str(play)]
+    done = subprocess.run(argv, env=LAB.environment(), capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {host: json.loads((folder / (host + ".json")).read_text(encoding="utf-8")) for host in LAB.specs}
+    for answers_of_host in found.values():
+        for name, step in STEPS.items():
+            if isinstance(step, str):
+                answers_of_host[name] = answers_of_host[name]["stdout"]
+    return found
+
+
+def test_bad_units_are_found_cured_and_stopped_whole(tmp_path: pathlib.Path) -> None:
+    versions = {"old": 247, "mid": 252, "new": 257}
+    for host, step in run_steps(tmp_path).items():
+        found = step["found"]
+        assert (found["verdict"], found["changed"], found["systemd"]) == ("flawed", False, versions[host])
+        assert broken(found) == RULES
         # Nothing is said of an exporter, and nothing is wrong with the unit of the role.
-        assert [row["name"] for row in found[host]["units"]] == [
+        assert [row["name"] for row in found["units"]] == [
             *(UNIT, "gpuops-qwen.service", "loop-vllm.service", "reset-vllm.service", "tmpl-vllm@7.service"),
             *("trans-vllm.service", "user-vllm.service"),
         ]
-        assert broken(found[host], "gpuops-qwen.service") == []
-        assert broken(found[host], "loop-vllm.service") == ["start_limit_never"]
-    everywhere("! %s; test ! -e %s" % (FAILED, DROP_IN))
-    before = everywhere(SHOW)
+        assert broken(found, "gpuops-qwen.service") == []
+        assert broken(found, "loop-vllm.service") == ["start_limit_never"]
 
-    plan, done = audit(check=True, fix=True), audit(fix=True)
-    assert verdicts(plan) == verdicts(done) == {("flawed", True)}
-    for host, result in done.items():
-        for key in ("msg", "counts", "units"):
-            assert result[key] == plan[host][key]
-        assert broken(result) == []
-        assert broken(result, "user-vllm.service") == ["login_session"]
-    # The same unit runs on under other rules, of which systemd has nothing to say.
-    assert everywhere(SHOW) == before
-    silent = "systemd-analyze verify %s 2>&1; systemctl show -P NeedDaemonReload %s" % (UNIT, UNIT)
-    assert set(everywhere(silent).values()) == {"no\n"}
-    now = everywhere("systemctl show -p KillMode -p SendSIGKILL -p Restart -p TimeoutStopUSec %s | sort" % UNIT)
-    expected = "KillMode=mixed\nRestart=on-failure\nSendSIGKILL=yes\nTimeoutStopUSec=2min\n"
-    assert set(now.values()) == {expected}
-    LAB.wait(FAILED, 10)
+        plan, done = step["plan"], step["done"]
+        for key in ("verdict", "changed", "msg", "counts", "units", "diff"):
+            assert done[key] == plan[key]
+        assert (done["verdict"], done["changed"]) == ("flawed", True)
+        assert broken(done) == []
+        assert broken(done, "user-vllm.service") == ["login_session"]
+        (entry,) = [entry for entry in done["diff"] if entry["after_header"] == DROP_IN]
+        assert (entry["before"], entry["after"]) == ("", step["text"] + "\n")
+        # The same unit runs on under other rules, of which systemd has nothing to say.
+        assert step["before"] == step["after"]
+        assert step["silent"] == "no"
+        assert step["now"] == "KillMode=mixed\nRestart=on-failure\nSendSIGKILL=yes\nTimeoutStopUSec=2min"
 
-    stamps = everywhere(STAMP)
-    assert {stamp.split()[2:] == ["644", "root"] for stamp in stamps.values()} == {True}
-    again = audit(fix=True)
-    assert verdicts(again) == {("flawed", False)}
-    assert everywhere(STAMP) == stamps
-    for result in again.values():
-        rows = {row["name"]: row for row in result["units"]}
+        again = step["again"]
+        assert (again["changed"], step["stamp"]) == (False, step["stamp_again"])
+        assert step["stamp"].split()[2:] == ["644", "root"]
+        rows = {row["name"]: row for row in again["units"]}
         assert rows[UNIT]["verdict"] == rows["gpuops-qwen.service"]["verdict"] == "clean"
         assert rows["reset-vllm.service"]["verdict"] == "clean"
         assert rows["tmpl-vllm@7.service"]["ports"] == [817]
@@ -148,14 +190,9 @@ def test_bad_units_are_found_cured_and_stopped_whole() -> None:
         (finding,) = rows["trans-vllm.service"]["findings"]
         assert (finding["rule"], finding["held_up"][:22]) == ("kill_mode", "the unit is transient:")
 
-    assert left("sleep 98765") == {"1\n"}
-    everywhere("systemctl stop %s" % UNIT)
-    assert left("sleep 98765") == {"0\n"}
-
-    removed = audit(state="absent")
-    assert verdicts(removed) == {("flawed", True)}
-    everywhere("test ! -e $(dirname %s)" % DROP_IN)
-    assert {tuple(broken(result)) for result in removed.values()} == {tuple(RULES)}
+        assert (step["workers"], step["stopped"]) == ("1", "0")
+        assert (step["removed"]["verdict"], step["removed"]["changed"]) == ("flawed", True)
+        assert broken(step["removed"]) == RULES
 
 
 def test_the_playbook_tells_of_every_host(tmp_path: pathlib.Path) -> None:
