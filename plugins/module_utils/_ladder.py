@@ -28,6 +28,7 @@ GET_TIMEOUT = 5.0
 STEADY = 3.0  # seconds that a main process has to live: one that fails at once, again and again, is active in between
 # A port that opens late is the last step of a load; one that is open early is asked less often after a while.
 KNOCKS, PEEKS, LATER_PEEKS, LATER = 0.1, 0.2, 0.5, 30.0
+JUDGED = 1.0  # seconds for which it holds who listens, where the kernel shows no socket that tells of a change
 NOBODY = ("none", "translated")
 SPOKEN = ("tls", "redirected", "too_large")  # somebody answers, although it is no answer of use
 
@@ -64,6 +65,9 @@ class Ladder:
         self._peeked: t.Optional[int] = None
         self._changed = deadline.start  # when the first tier that is missing became it
         self._asked: t.Optional[float] = None  # since when a token is asked for
+        self._sockets: t.Optional[t.FrozenSet[int]] = None  # that listened when it was judged who does
+        self._found, self._judged_at = "", 0.0
+        self._climbed: t.Set[str] = set()  # tiers that were news in this life: a port that comes and goes moves nothing
         self._runs = False  # whether the unit does, for however short a time
         self._steady_at = float("-inf")
 
@@ -110,11 +114,17 @@ class Ladder:
 
     def new_life(self) -> None:
         """The unit was started again, so nothing of what was seen holds any more."""
-        self._doubts.clear()
+        self._sockets, self._found = None, ""
+        self._silence, self._heard, self._runs = "", None, False
+        self._climbed.clear()
+        self._begin_anew(self.tiers)
+
+    def _begin_anew(self, tiers: t.Sequence[Tier]) -> None:
+        """What was seen of these tiers was seen of another server."""
+        self._doubts = {name: doubt for name, doubt in self._doubts.items() if name not in [one.name for one in tiers]}
         self._failed, self.side, self.proof = 0, None, None
-        self._silence, self._outcome, self._heard, self._peeked = "", "answered", None, None
-        self._runs = False
-        for tier in self.tiers:
+        self._outcome, self._peeked = "answered", None
+        for tier in tiers:
             tier.reached, tier.at, tier.detail = False, None, ""
 
     def mark(self, name: str, reached: bool, detail: str) -> None:
@@ -123,7 +133,9 @@ class Ladder:
                 if reached and not tier.reached:
                     tier.at = round(self.deadline.elapsed, 3)
                     self._changed = self.deadline.clock.monotonic()
-                    self.progress.moved("tier")
+                    if name not in self._climbed:
+                        self._climbed.add(name)
+                        self.progress.moved("tier")
                 tier.reached, tier.detail = reached, self.veil(detail)
 
     def unit(self, runs: bool, detail: str, since: t.Optional[float]) -> None:
@@ -183,6 +195,8 @@ class Ladder:
         path = self.profile.models if tier.name == "model" else self._health_path
         if tier.name == "model" and self.profile.models_method != "GET":
             return False
+        if self._may_have_changed():
+            return True  # the key is not for whom it has come to: a whole look tells first who that is
         status, known = self.target.peek(path), self._peeked
         self._peeked = status if status is not None else known
         return status is not None and status != known
@@ -229,15 +243,21 @@ class Ladder:
         """
         self._windowed = state is not None and not state.between_lives
         for tier in self.tiers[1:]:
+            if tier.name != "listener":
+                # Each of these questions carries the key.
+                ending = self._still_listens(state, thoroughly=tier.name == "generation")
+                if ending is not None or self._lost(tier):
+                    return ending
             if tier.reached is False:
                 ending = self._step(tier.name, state, watch)
                 if ending is not None:
                     return ending
             if tier.reached is False:
                 return None
-        ending = unit() if self.missing is None else None
-        if ending is not None or self.missing is not None:
-            return ending
+        for last in (unit, lambda: self._still_listens(state, thoroughly=True)):
+            ending = last() if self.missing is None else None
+            if ending is not None or self.missing is not None:
+                return ending
         return Ending("ready", 'the service is ready: the tier "%s" is reached' % self.options.tier)
 
     def _step(self, name: str, state: t.Optional[UnitState], watch: t.Callable[[], None]) -> t.Optional[Ending]:
@@ -250,13 +270,47 @@ class Ladder:
             return self._models()
         return self._generation(watch)
 
+    def _lost(self, tier: Tier) -> bool:
+        """Whether a tier below this one is not reached any more."""
+        return any(one.reached is False for one in self.tiers[1 : self.tiers.index(tier)])
+
+    def _may_have_changed(self, thoroughly: bool = False) -> bool:
+        """Whether others may listen than when it was judged who does: a cheap look, unless it is to be thorough.
+
+        A socket stays whose it was for as long as it listens. Where a connection is led on, its end may change behind
+        it; and where no socket shows, by what the kernel does.
+        """
+        if self._sockets is None:  # there is no unit, or it has not been judged
+            return False
+        now = self.target.sockets()
+        if now is None or now != self._sockets:
+            return True
+        if thoroughly and self._found != "owned":
+            return True
+        return not now and self.deadline.clock.monotonic() - self._judged_at >= JUDGED
+
+    def _still_listens(self, state: t.Optional[UnitState], thoroughly: bool = False) -> t.Optional[Ending]:
+        """Judge the port again if it may have come to somebody else since."""
+        tier = next((one for one in self.tiers if one.name == "listener" and one.reached), None)
+        if state is None or tier is None or not self._may_have_changed(thoroughly):
+            return None
+        before, detail = self._sockets or frozenset(), tier.detail
+        ending = self._listener(state)
+        same = before <= (self._sockets or frozenset()) and (self._found == "owned" or tier.detail == detail)
+        if not tier.reached or not same:
+            self._begin_anew(self.tiers[2:])
+        return ending
+
     def _listener(self, state: UnitState) -> t.Optional[Ending]:
+        # Before it is judged: what comes meanwhile is then seen as a change.
+        self._sockets, self._judged_at = self.target.sockets() or frozenset(), self.deadline.clock.monotonic()
         self._heard = self.target.knock()
         if self._silence and not self._heard:
             self.mark("listener", False, self._silence)
             self._sure("listener")
             return None
         found = self.target.listener(state)
+        self._found = found.kind
         if found.kind == "foreign":
             self._silence = ""
             return self._doubt(
@@ -440,6 +494,10 @@ class Ladder:
             "peeked": self._peeked,
             "changed": self._changed,
             "runs": self._runs,
+            "sockets": None if self._sockets is None else sorted(self._sockets),
+            "found": self._found,
+            "judged_at": self._judged_at,
+            "climbed": sorted(self._climbed),
         }
 
     def _fit(self, model: t.Optional[str]) -> bool:
@@ -457,3 +515,6 @@ class Ladder:
         self._silence, self._outcome = saved["silence"], saved["outcome"]
         self._heard, self._peeked, self._changed = saved["heard"], saved["peeked"], saved["changed"]
         self._runs = saved["runs"]
+        self._sockets = None if saved["sockets"] is None else frozenset(saved["sockets"])
+        self._found, self._judged_at = saved["found"], saved["judged_at"]
+        self._climbed = set(saved["climbed"])

@@ -192,6 +192,13 @@ class HostTarget:
             self.members.renew(state)  # the kernel leads connections on, maybe to somebody younger than the last look
         return self._judged(state, [])._replace(silence=self._silence(found))
 
+    def sockets(self) -> t.Optional[t.FrozenSet[int]]:
+        """The sockets that listen on the port, by the kernel's numbers; None where they cannot be read."""
+        try:
+            return frozenset(one.inode for one in _sockets.listening() if one.port == self._port)
+        except OSError:
+            return None
+
     def _explained(self, state: _systemd.UnitState, at_port: t.Sequence[_sockets.Socket]) -> Listener:
         self.members.follow(state)
         owners = _sockets.owners({one.inode for one in at_port}, self.members.pids)

@@ -56,6 +56,12 @@ class Target(t.Protocol):
     def listener(self, state: UnitState) -> Listener:
         """Who listens on the port."""
 
+    def sockets(self) -> t.Optional[t.FrozenSet[int]]:
+        """The sockets that listen on the port, by the kernel's numbers; None where they cannot be read. Costs little.
+
+        One that is the unit's stays so for as long as it listens.
+        """
+
     def knock(self) -> bool:
         """Whether a connection to the port is taken. Costs next to nothing, and never waits long."""
 

@@ -21,6 +21,8 @@ description:
     its container. Where it cannot be seen who that is, such a way in counts only when the unit runs a container client,
     has a process in a network of its own, or is started by that socket unit. Otherwise C(listener) is not reached, and
     its detail says what was seen.
+  - Who listens is judged again before each question that carries the key, and before the end, if a socket has come to
+    the port or gone from it since.
   - Movement is a log line that was not there before, a growing percentage, or what the processes of the unit use of
     processor time, reads, memory, GPU memory and network. A line that repeats with another number or time is none. GPU
     utilisation is not looked at.

@@ -52,6 +52,10 @@ class Service:
         self.network: t.Dict[str, int] = {"unit a": 0}
         self.lines: t.Callable[[float], t.List[str]] = lambda now: []
         self.port: t.Callable[[float], Listener] = lambda now: Listener("owned")
+        # Another one listens as soon as it is said otherwise who does.
+        self.listening: t.Callable[[float], t.FrozenSet[int]] = lambda now: (
+            frozenset() if self.port(now).kind in ("none", "translated") else frozenset((hash(self.port(now)),))
+        )
         self.health: t.Callable[[float], _http.Answer] = lambda now: _http.Answer("u", status=200)
         self.models: t.Callable[[float], _http.Answer] = lambda now: listing("m")
         self.token: t.Callable[[float], Side] = lambda now: Side("ok", ttft=0.1)
@@ -81,6 +85,9 @@ class Service:
     def listener(self, state: UnitState) -> Listener:
         self.listener_looks += 1
         return self.port(self.clock.now)
+
+    def sockets(self) -> t.Optional[t.FrozenSet[int]]:
+        return self.listening(self.clock.now)
 
     def knock(self) -> bool:
         now = self.clock.now

@@ -218,3 +218,112 @@ def test_whoever_is_greeted_gets_neither_key_nor_headers(monkeypatch: pytest.Mon
     target.greet("/health", 3.0)
     wanted = _http.Request("GET", "http://127.0.0.1:8000/health")
     assert seen == [(wanted, _http.Access(None, {}, False, "/ca"), 3.0)]
+
+
+SGLANG = listing("m", owner="sglang")
+MINE, THIEF = Listener("owned", "process 10 of the unit listens"), Listener("foreign", '99 "thief" (unit b.service)')
+
+
+def owners(service: Service, *steps: t.Tuple[float, Listener]) -> t.List[t.Tuple[float, str, Listener]]:
+    """Who has the port from each of some moments on; gives the questions with the key, with who had it then."""
+    asked: t.List[t.Tuple[float, str, Listener]] = []
+
+    def port(now: float) -> Listener:
+        return [listener for since, listener in steps if now >= since][-1]
+
+    def noting(name: str, call: t.Callable[..., t.Any]) -> t.Callable[..., t.Any]:
+        def noted(*given: t.Any, **named: t.Any) -> t.Any:
+            asked.append((service.clock.now, name, service.port(service.clock.now)))
+            return call(*given, **named)
+
+        return noted
+
+    service.port = port
+    service.cpu = lambda now: now
+    service.models = lambda now: SGLANG
+    service.greet = service.get  # type: ignore[method-assign]
+    for name in ("get", "peek", "generate"):
+        setattr(service, name, noting(name, getattr(service, name)))
+    return asked
+
+
+@pytest.mark.parametrize("between", [True, False])
+@pytest.mark.parametrize("missing", ["health", "model", "generation"])
+def test_a_port_that_comes_to_somebody_else_gets_no_key_and_is_the_wrong_server(missing: str, between: bool) -> None:
+    """A thief that is ready, at whatever tier the unit's own server had come to, at once or after a pause."""
+    service = Service()
+    gap = (20.0, Listener("none")) if between else (20.0, THIEF)
+    asked = owners(service, (0, MINE), gap, (22.0, THIEF))
+    service.health = lambda now: _http.Answer("u", status=503 if missing == "health" and now < 20 else 200)
+    service.models = lambda now: SGLANG if missing != "model" or now >= 20 else _http.Answer("u", status=500)
+    service.token = lambda now: Side("busy", status=429, error="busy") if now < 20 else Side("ok", ttft=0.1)
+    found = service.wait("sglang", timeout=600)
+    assert (found.verdict, found.wait.reached) == ("wrong_server", "unit")
+    assert found.msg == "the port belongs to another process than the unit's: " + THIEF.detail
+    assert 20 <= found.seconds < 24.5
+    assert [one for one in asked if one[2] != MINE] == []
+    assert {tier.reached for tier in found.wait.tiers[1:]} == {False}
+
+
+def test_another_one_that_shares_the_port_is_seen_before_the_key_is_sent_and_before_it_is_ready() -> None:
+    for at in (6.0, 8.05):  # while a token is not to be had yet; and while the last one is made
+        service = Service()
+        asked = owners(service, (0, MINE), (at, THIEF))
+        service.token = lambda now: Side("busy", status=429, error="busy") if now < 8.0 else Side("ok", ttft=0.1)
+        service.token_takes = 0.3
+        found = service.wait("sglang", timeout=600)
+        assert (found.verdict, at <= found.seconds < at + 3) == ("wrong_server", True)
+        assert [one for one in asked if one[2] == THIEF] == []
+
+
+def test_a_peek_is_not_made_at_a_port_that_has_come_to_somebody_else() -> None:
+    service = Service()
+    asked = owners(service, (0, MINE), (20.0, THIEF))
+    service.health = lambda now: _http.Answer("u", status=503)
+    assert service.wait("llama_cpp", timeout=600, interval=60.0).verdict == "wrong_server"
+    assert {name for _at, name, _who in asked} >= {"peek", "get"}
+    assert [one for one in asked if one[2] == THIEF] == []
+
+
+def test_what_was_seen_of_a_server_that_is_gone_proves_nothing_of_the_next_of_the_same_unit() -> None:
+    service = Service()
+    owners(service, (0, MINE), (20.0, Listener("owned", "process 11 of the unit listens")))
+    service.token = lambda now: Side("busy", status=429, error="busy") if now < 40 else Side("ok", ttft=0.1)
+    service.health = lambda now: _http.Answer("u", status=503 if 20 <= now < 60 else 200)
+    found = service.wait("sglang", timeout=600)
+    assert (found.verdict, found.seconds >= 60) == ("ready", True)
+    assert min(tier.at for tier in found.wait.tiers[2:]) >= 60
+
+
+def test_workers_that_join_on_the_same_port_begin_nothing_anew() -> None:
+    service = Service()
+    owners(service, (0, MINE))
+    service.listening = lambda now: frozenset(range(1 + int(min(now, 20) / 5)))
+    service.token = lambda now: Side("busy", status=429, error="busy") if now < 40 else Side("ok", ttft=0.1)
+    found = service.wait("sglang", timeout=600)
+    assert (found.verdict, found.wait.tiers[3].at < 2) == ("ready", True)
+
+
+def test_a_port_that_comes_and_goes_is_no_movement() -> None:
+    service = Service()
+    owners(service, (0, MINE))
+    service.cpu = lambda now: 0.0
+    service.listening = lambda now: frozenset((int(now / 3),))
+    service.health = lambda now: _http.Answer("u", status=503)
+    found = service.wait("sglang", timeout=600, stall=30)
+    assert (found.verdict, found.seconds < 35) == ("stalled", True)
+
+
+@pytest.mark.parametrize("kind", ["translated", "forwarder"])
+def test_what_leads_on_is_judged_again_before_a_token_is_asked_for_and_before_it_is_ready(kind: str) -> None:
+    """Its socket stays, or it has none, and what is behind it changes."""
+    for at in (5.0, 8.05):
+        service = Service()
+        steps = [(0.0, Listener(kind, "to container a")), (at, Listener("foreign", "to container b"))]
+        asked = owners(service, *steps)
+        service.listening = lambda now: frozenset() if kind == "translated" else frozenset((7,))
+        service.knock = lambda: True  # type: ignore[method-assign]
+        service.token = lambda now: Side("busy", status=429, error="busy") if now < 8.0 else Side("ok", ttft=0.1)
+        service.token_takes = 0.3
+        assert service.wait("sglang", timeout=600).verdict == "wrong_server"
+        assert [one for one in asked if one[1] == "generate" and one[2].kind == "foreign"] == []

@@ -169,6 +169,24 @@ def test_a_port_that_the_unit_has_takes_no_look_at_all_processes(monkeypatch: py
         assert one.members.looks == 1
 
 
+def test_who_comes_to_the_port_is_told_by_the_numbers_of_its_sockets() -> None:
+    with socket.socket() as first, socket.socket() as second:
+        for one in (first, second):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        first.bind(("127.0.0.1", 0))
+        port = first.getsockname()[1]
+        seen = target("http://127.0.0.1:%d" % port)
+        assert seen.sockets() == frozenset()
+        first.listen(1)
+        alone = seen.sockets()
+        assert alone == {os.fstat(first.fileno()).st_ino}
+        second.bind(("127.0.0.1", port))
+        second.listen(1)
+        assert seen.sockets() == {*alone, os.fstat(second.fileno()).st_ino}
+        first.close()
+        assert seen.sockets() == {os.fstat(second.fileno()).st_ino}
+
+
 def test_an_answer_that_explains_nothing_is_not_sought_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: t.List[int] = []
 
