@@ -280,6 +280,57 @@ def test_a_port_that_is_taken_is_named_when_the_engine_gives_up(old: Host) -> No
     assert "address already in use" in found["cause"]["line"]
 
 
+# It answers, writes down whatever key comes to it, and lets others listen beside it, or takes the port when it can.
+SERVER = """
+import http.server, json, socket, sys, time
+status, keys, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        with open(keys, "a") as seen:
+            seen.write(self.headers.get("Authorization", "") + "\\n")
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = json.dumps({"data": [{"id": "tiny", "owned_by": "sglang"}], "model": "tiny",
+            "choices": [{"text": "x"}], "usage": {"completion_tokens": 1}}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_POST = do_GET
+class Shared(http.server.HTTPServer):
+    def server_bind(self):
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
+Shared(("127.0.0.1", port), Handler).serve_forever()
+"""
+GO = "until [ -e /run/fake-go ]; do sleep 0.1; done; "
+
+
+@pytest.mark.parametrize("way", ["left", "shared"])
+def test_a_port_that_comes_to_another_unit_gets_no_key_and_is_never_ready(host: Host, way: str) -> None:
+    """The unit's own server still loads when it is killed, or when another listens beside it."""
+    coded = base64.b64encode(SERVER.encode()).decode()
+    host.run("echo %s | base64 -d > /opt/fake/server.py" % coded)
+    host.run("rm -f /run/fake-go; : > /run/fake-own; : > /run/fake-keys")
+    end = "kill -9 $k; " if way == "left" else ""
+    own = "python3 /opt/fake/server.py 503 /run/fake-own %d & k=$!; " % PORT
+    unit = host.script(own + GO + end + "exec sleep 300")
+    host.script(GO + "sleep 0.2; exec python3 /opt/fake/server.py 200 /run/fake-keys %d" % PORT)
+    answer: t.List[t.Dict[str, t.Any]] = []
+    waiting = threading.Thread(target=lambda: answer.append(host.wait(unit, api_key="sk-of-the-unit")))
+    waiting.start()
+    until = time.monotonic() + 40
+    while host.run("cat /run/fake-own").count("Bearer sk-of-the-unit") < 5:
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    host.run("touch /run/fake-go")
+    waiting.join(60)
+    (found,) = answer
+    assert (found["verdict"], found["tier_reached"]) == ("wrong_server", "unit"), found["msg"]
+    assert "the port belongs to another process than the unit's: " in found["msg"]
+    assert "fake-%d.service" % host.count in found["msg"]
+    assert host.run("cat /run/fake-keys") == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "verdict", "tier"),
     [
