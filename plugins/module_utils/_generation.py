@@ -22,6 +22,7 @@ TOLD = 300  # characters of what an answer says
 WHOLE = 1 << 16  # characters of an answer in which secrets are looked for before it is cut
 # Where an answer counts no tokens, a few are asked for: the first one alone may decode to nothing.
 UNCOUNTED_TOKENS = 8
+MOST_TOKENS = 1 << 53  # a count above that, or one that is no number, is no count
 FAILED_ENDS = ("error", "abort")  # ways to end that are no end of a generation
 # From harmless to grave; of several attempts the gravest is the verdict.
 GRAVITY = (
@@ -208,6 +209,7 @@ def failure(answer: _http.Answer) -> t.Optional[t.Tuple[str, str]]:
         "hung_up": "error_response",
         "broken": "error_response",
         "too_large": "error_response",
+        "not_http": "error_response",
         "unreachable": "misconfigured",
         "unresolved": "misconfigured",
         "tls": "misconfigured",
@@ -247,7 +249,7 @@ def judge(answer: _http.Answer, kind: str, model: t.Optional[str]) -> Side:
         side.model = name if name and isinstance(name, str) else side.model
         usage = reply.get("usage")
         count = usage.get("completion_tokens") if isinstance(usage, dict) else None
-        if isinstance(count, (int, float)) and not isinstance(count, bool):
+        if isinstance(count, (int, float)) and not isinstance(count, bool) and abs(count) <= MOST_TOKENS:
             side.tokens = max(0, int(count))
         if side.ttft is None and (_content(reply, kind) or (side.tokens or 0) >= 1):
             side.ttft = at

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import http.client
 import json
 import os
 import re
@@ -34,6 +35,7 @@ __all__ = (
 MAX_BYTES = 1 << 20
 MAX_EVENTS = 256
 MAX_REDIRECTS = 3
+TLS_PATIENCE = 1.0
 CHUNK = 65536
 HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 HEADER_VALUE = re.compile(r"(?:[\x21-\x7e\xa0-\xff][\t\x20-\x7e\xa0-\xff]*)?\Z")
@@ -84,8 +86,8 @@ class Answer:
     """What came back.
 
     ``outcome`` is ``answered`` (a whole answer, of whatever status), ``timeout``, ``refused`` (nothing listens),
-    ``unreachable`` (no route), ``hung_up`` (closed without a word), ``unresolved``, ``tls``, ``broken`` (ended in the
-    middle), ``too_large`` or ``redirected``. Only ``refused`` proves that no server is there.
+    ``unreachable`` (no route), ``hung_up`` (closed without a word), ``unresolved``, ``tls``, ``not_http``, ``broken``
+    (ended in the middle), ``too_large`` or ``redirected``. Only ``refused`` proves that no server is there.
     """
 
     url: str
@@ -246,8 +248,28 @@ def exchange(request: Request, access: Access, timeout: float, note: Note) -> An
                     _read(response, request.stream, answer, began, note)
     except (requests.RequestException, TransportError, OSError, ValueError) as error:
         answer.outcome, answer.error = _explain(error, answer)
+        if answer.outcome in ("hung_up", "not_http") and _speaks_tls(request.url):
+            answer.outcome, answer.error = "tls", "it speaks HTTPS: use https:// in the URL"
     answer.elapsed = time.monotonic() - began
     return answer
+
+
+def _speaks_tls(url: str) -> bool:
+    """Whether who was asked in plain HTTP, and gave no answer, takes up TLS. Nothing is sent but its greeting."""
+    parts = urlsplit(url)
+    if parts.scheme != "http":
+        return False
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 80), TLS_PATIENCE) as link:
+            with context.wrap_socket(link, server_hostname=parts.hostname):
+                return True
+    except ssl.SSLError as error:
+        # An alert is TLS too: it wants another version, or a certificate of ours.
+        return "ALERT" in str(error.reason or "")
+    except (OSError, ValueError):
+        return False
 
 
 def _open(session: t.Any, request: Request, access: Access, timeout: float, answer: Answer) -> t.Optional[t.Any]:
@@ -373,6 +395,8 @@ def _explain(error: BaseException, answer: Answer) -> t.Tuple[str, str]:
     if answer.status is None and any(isinstance(cause, ConnectionError) for cause in causes):
         # A forwarder whose engine is gone does so, and so does an engine that is overloaded.
         return "hung_up", "the connection was closed without an answer"
+    if answer.status is None and any(isinstance(cause, http.client.HTTPException) for cause in causes):
+        return "not_http", "what answers does not speak HTTP: look at the port in the URL"
     if answer.status is None:
         return "broken", "the answer is not HTTP: %s" % type(causes[-1]).__name__
     return "broken", "the answer ended in the middle, after status %d" % answer.status

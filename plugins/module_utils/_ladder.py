@@ -25,12 +25,15 @@ FAILURES = ("error_response", "empty_response", "misconfigured")
 FAILED_GENERATIONS = 3  # answers of that kind in a row that make a wedge
 FAILING = 5.0  # seconds that they must have lasted: an engine that still loads can fail faster than it loads
 GET_TIMEOUT = 5.0
+FIRST_GET = 0.8  # before anything else was looked at: what is there by then is no movement
+SLACK = 1.0  # seconds of an attempt in which what it sets going itself may move
+LEAST = 0.5  # seconds without movement that show anything at all
 STEADY = 3.0  # seconds that a main process has to live: one that fails at once, again and again, is active in between
 # A port that opens late is the last step of a load; one that is open early is asked less often after a while.
 KNOCKS, PEEKS, LATER_PEEKS, LATER = 0.1, 0.2, 0.5, 30.0
 JUDGED = 1.0  # seconds for which it holds who listens, where the kernel shows no socket that tells of a change
 NOBODY = ("none", "translated")
-SPOKEN = ("tls", "redirected", "too_large")  # somebody answers, although it is no answer of use
+SPOKEN = ("tls", "not_http", "redirected", "too_large")  # somebody answers, although it is no answer of use
 
 
 class _Over(Exception):
@@ -65,6 +68,10 @@ class Ladder:
         self._peeked: t.Optional[int] = None
         self._changed = deadline.start  # when the first tier that is missing became it
         self._asked: t.Optional[float] = None  # since when a token is asked for
+        self._proved_at = 0.0  # when the attempt that is the proof began
+        self.others = False  # whether the list of models has some, and not the one that is wanted
+        self.once = False  # whether there is one look only
+        self._looks = 0
         self._sockets: t.Optional[t.FrozenSet[int]] = None  # that listened when it was judged who does
         self._found, self._judged_at = "", 0.0
         self._climbed: t.Set[str] = set()  # tiers that were news in this life: a port that comes and goes moves nothing
@@ -101,12 +108,40 @@ class Ladder:
         """The verdict that one look speaks for and no second one has confirmed; empty without such a look."""
         return next((verdict for verdict, _looks in self._doubts.values()), "")
 
+    @property
+    def strange(self) -> bool:
+        """Whether what is missing is the model, in a list that has others."""
+        return self.others and self.missing is not None and self.missing.name == "model"
+
     def why(self) -> str:
         """The first tier that is not reached, in words."""
         tier = self.missing
         if tier is None:
             return "every tier is reached"
         return 'the tier "%s" is not reached%s' % (tier.name, ": " + tier.detail if tier.detail else "")
+
+    @property
+    def _enough(self) -> float:
+        """Seconds for which an attempt at a token goes on while nothing moves: that is as good as all its time."""
+        enough = self.options.generation_timeout
+        return min(enough, self.options.stall_timeout) if self._windowed else enough
+
+    @property
+    def _slack(self) -> float:
+        return min(SLACK, self._enough / 4)
+
+    @property
+    def proved(self) -> bool:
+        """Whether no token came by an attempt that had all its time, and nothing has moved since it began.
+
+        What moves is slow, or a loop that turns: nobody can tell. Without a unit nothing can be seen to move.
+        """
+        if self.proof is None or not self.listed:
+            return False
+        if not self._windowed:
+            return True
+        window = self.progress.window
+        return window.age >= max(LEAST, self._enough - self._slack) or window.last <= self._proved_at + self._slack
 
     def wedged(self) -> Ending:
         assert self.side is not None
@@ -122,7 +157,7 @@ class Ladder:
     def _begin_anew(self, tiers: t.Sequence[Tier]) -> None:
         """What was seen of these tiers was seen of another server."""
         self._doubts = {name: doubt for name, doubt in self._doubts.items() if name not in [one.name for one in tiers]}
-        self._failed, self.side, self.proof = 0, None, None
+        self._failed, self.side, self.proof, self.others = 0, None, None, False
         self._outcome, self._peeked = "answered", None
         for tier in tiers:
             tier.reached, tier.at, tier.detail = False, None, ""
@@ -234,13 +269,15 @@ class Ladder:
     def climb(
         self,
         state: t.Optional[UnitState],
-        watch: t.Callable[[], None],
+        watch: t.Callable[[float], None],
         unit: t.Callable[[], t.Optional[Ending]],
     ) -> t.Optional[Ending]:
-        """Try the tiers above the unit, lowest first. ``unit`` looks at the unit once more before the end of it all:
+        """Try the tiers above the unit, lowest first. ``watch`` looks at what moves if that was so many seconds ago.
 
-        what was seen of a life that is over, or about to be, proves nothing.
+        ``unit`` looks at the unit once more before the end of it all: what was seen of a life that is over, or about to
+        be, proves nothing.
         """
+        self._looks += 1
         self._windowed = state is not None and not state.between_lives
         for tier in self.tiers[1:]:
             if tier.name != "listener":
@@ -260,7 +297,7 @@ class Ladder:
                 return ending
         return Ending("ready", 'the service is ready: the tier "%s" is reached' % self.options.tier)
 
-    def _step(self, name: str, state: t.Optional[UnitState], watch: t.Callable[[], None]) -> t.Optional[Ending]:
+    def _step(self, name: str, state: t.Optional[UnitState], watch: t.Callable[[float], None]) -> t.Optional[Ending]:
         if name == "listener":
             assert state is not None
             return self._listener(state)
@@ -316,12 +353,16 @@ class Ladder:
             return self._doubt(
                 "listener", "wrong_server", "the port belongs to another process than the unit's: %s" % found.detail
             )
+        if found.kind == "unseen":
+            self._silence = ""
+            return self._doubt("listener", "unknown", found.detail)
         self._sure("listener")
         self._silence = found.silence if found.kind in NOBODY else ""
         reached, detail = found.kind in ("owned", "forwarder"), found.detail
         if found.kind in NOBODY:
             # Kernel address translation listens nowhere, and answers all the same.
-            answer = self.target.greet(self._health_path, self._limit) if self._heard else None
+            limit = self._limit
+            answer = self.target.greet(self._health_path, limit) if self._heard else None
             if answer is None or answer.outcome == "refused":
                 detail = found.silence
             elif answer.outcome == "answered" or answer.outcome in SPOKEN:
@@ -333,6 +374,8 @@ class Ladder:
             else:
                 self._silence = ""
                 detail = "a connection is taken, although no process of this host listens: " + answer.error
+                if answer.outcome == "timeout" and limit < GET_TIMEOUT:
+                    detail = self.tiers[1].detail or detail
         self.mark("listener", reached, detail)
         return None
 
@@ -369,9 +412,15 @@ class Ladder:
             if listed and self.profile.models_static:
                 return self._doubt("model", "wrong_server", msg)
             self._sure("model")
+            if wanted and listed:
+                msg = 'the model "%s" is not listed yet: there are %s' % (wanted, names)
+                if self.profile.name == "openai":
+                    msg += '; "engine" would tell whether more can come'
             self.mark("model", False, msg)
+            self.others = bool(wanted and listed)
             return None
         self._sure("model")
+        self.others = False
         model = next((entry for entry in fitting if entry.ready is not False), fitting[0])
         if model.ready is False:
             self.mark("model", False, 'lists "%s" as not ready: %s' % (model.name, model.detail))
@@ -380,8 +429,12 @@ class Ladder:
         self.mark("model", True, 'lists "%s"' % self.model)
         return None
 
-    def _generation(self, watch: t.Callable[[], None]) -> t.Optional[Ending]:
+    def _generation(self, watch: t.Callable[[float], None]) -> t.Optional[Ending]:
+        if self.once and self.profile.loads_on_request:
+            self.mark("generation", False, "not looked at, because asking for a token may load the model")
+            return None
         clock, limit = self.deadline.clock, max(0.1, self.deadline.clamp(self.options.generation_timeout))
+        watch(SLACK)
         began = self._asked = clock.monotonic()
         try:
             side, broken_off = self._attempt(limit, watch)
@@ -393,32 +446,39 @@ class Ladder:
             if self.steady_in is not None:
                 self.mark("unit", True, "its main process has made a token")
             return None
-        self.mark("generation", False, "%s: %s" % (side.verdict, side.error))
-        if side.verdict in ("auth_error", "wrong_model"):
-            verdict = "auth_error" if side.verdict == "auth_error" else "wrong_server"
+        if broken_off or limit >= self.options.generation_timeout or side.verdict != "wedged":
+            self.mark("generation", False, "%s: %s" % (side.verdict, side.error))
+        else:
+            self._cut_short("generation", "%s: %s" % (side.verdict, side.error))
+        if side.verdict == "auth_error":
+            return self._refused("generation", "%s answers with status %d" % (side.url or "it", side.status or 0))
+        if side.verdict == "wrong_model":
+            verdict = "wrong_server"
             msg = "the engine does not generate: %s" % side.error
-            if verdict == "wrong_server" and not self.profile.models_static:
+            if not self.profile.models_static:
                 # What is still being loaded may be listed a moment before it is served.
                 return self._doubt("generation", verdict, msg)
             return Ending(verdict, msg)
         self._sure("generation")
         failed = side.verdict in FAILURES and side.status not in (None, 429, 503)
-        # Nobody is asked for longer than the stall window lasts, if nothing moves: that is as good as all its time.
-        enough = self.options.generation_timeout
-        enough = min(enough, self.options.stall_timeout) if self._windowed else enough
-        full = took >= enough - 1.0 if broken_off else limit >= self.options.generation_timeout
+        enough, age = self._enough, self.progress.window.age
+        full = took >= enough - self._slack if broken_off else limit >= self.options.generation_timeout
         if self.profile.loads_on_request and side.verdict == "wedged":
             # It may have lasted for as long as the load did: only the time in which nothing moved tells.
-            full = full and self.progress.window.age >= enough - 1.0
+            full = full and age >= enough - self._slack
         if full or not (failed or side.verdict == "wedged"):
             self.proof = side if failed or side.verdict == "wedged" else None
+            self._proved_at = began
         self._failing = self._failing if self._failed else began
         self._failed = self._failed + 1 if failed else 0
-        broken = self._failed >= FAILED_GENERATIONS and clock.monotonic() - self._failing >= FAILING
-        quiet = side.verdict == "wedged" and full and self.progress.window.age >= min(limit, enough) - 1.0
+        lasted = clock.monotonic() - self._failing
+        # An engine that still computes is given as long as an attempt would have.
+        idle = not self._windowed or age >= FAILING - SLACK
+        broken = self._failed >= FAILED_GENERATIONS and lasted >= (FAILING if idle else max(FAILING, enough))
+        quiet = side.verdict == "wedged" and full and age >= max(LEAST, min(limit, enough) - self._slack)
         return self.wedged() if self.listed and (quiet or broken) else None
 
-    def _attempt(self, limit: float, watch: t.Callable[[], None]) -> t.Tuple[Side, bool]:
+    def _attempt(self, limit: float, watch: t.Callable[[float], None]) -> t.Tuple[Side, bool]:
         """Ask for a token, until the stall window is over; says whether that broke it off.
 
         Where the request itself keeps a load going, nothing else but the deadline does.
@@ -428,7 +488,7 @@ class Ladder:
             limit = max(0.1, self.deadline.remaining)
 
         def patient() -> None:
-            watch()
+            watch(self._slack)
             if self._windowed and window.stalled:
                 raise _Over
 
@@ -441,7 +501,8 @@ class Ladder:
     @property
     def _limit(self) -> float:
         """How long a GET may take: it must not delay an end."""
-        limit = self.deadline.clamp(GET_TIMEOUT)
+        first = self._windowed and self._looks <= 1 and not self.once
+        limit = self.deadline.clamp(FIRST_GET if first else GET_TIMEOUT)
         return max(0.1, min(limit, self.progress.window.remaining) if self._windowed else limit)
 
     def _ask(self, tier: str, path: str, method: str = "GET") -> t.Union[Ending, _http.Answer, None]:
@@ -449,21 +510,38 @@ class Ladder:
         if self._outcome not in ("answered", "timeout") and not self.target.knock():
             self._sure(tier)
             return None
-        answer = self.target.get(path, self._limit, method)
+        limit = self._limit
+        answer = self.target.get(path, limit, method)
         self._outcome = answer.outcome
         if self._outcome != "answered":
-            self.mark(tier, False, answer.error)
+            if self._outcome == "timeout" and limit < GET_TIMEOUT:
+                self._cut_short(tier, answer.error)
+            else:
+                self.mark(tier, False, answer.error)
             if self._outcome in SPOKEN:
                 self._outcome = "answered"
                 return self._doubt(tier, "wrong_server", "%s: %s" % (answer.url, answer.error))
             self._sure(tier)
             return None
         if answer.status in (401, 403):
-            msg = "%s answers with status %d: the API key is refused" % (answer.url, answer.status)
-            return Ending("auth_error", msg)
+            return self._refused(tier, "%s answers with status %d" % (answer.url, answer.status))
         if answer.html and answer.status == 200:
             return self._doubt(tier, "wrong_server", "%s answers with an HTML page: it is another program" % answer.url)
-        return None if answer.html else answer
+        if answer.html:
+            self.mark(tier, False, "status %d with an HTML page" % (answer.status or 0))
+            self._sure(tier)
+            return None
+        return answer
+
+    def _cut_short(self, name: str, detail: str) -> None:
+        """What a look says that had not its whole time: less than what is known already."""
+        known = next((tier.detail for tier in self.tiers if tier.name == name), "")
+        self.mark(name, False, known or detail)
+
+    def _refused(self, tier: str, what: str) -> Ending:
+        msg = what + (": the API key is refused" if self.target.keyed else ": it wants an API key, and none is given")
+        self.mark(tier, False, msg)
+        return Ending("auth_error", msg)
 
     def _doubt(self, tier: str, verdict: str, msg: str) -> t.Optional[Ending]:
         """Evidence that must be seen twice in a row: at a hand-over the last look of the old server is normal."""
@@ -498,6 +576,9 @@ class Ladder:
             "found": self._found,
             "judged_at": self._judged_at,
             "climbed": sorted(self._climbed),
+            "proved_at": self._proved_at,
+            "others": self.others,
+            "looks": self._looks,
         }
 
     def _fit(self, model: t.Optional[str]) -> bool:
@@ -518,3 +599,4 @@ class Ladder:
         self._sockets = None if saved["sockets"] is None else frozenset(saved["sockets"])
         self._found, self._judged_at = saved["found"], saved["judged_at"]
         self._climbed = set(saved["climbed"])
+        self._proved_at, self.others, self._looks = saved["proved_at"], saved["others"], saved["looks"]

@@ -92,6 +92,9 @@ def judge_listener(
         shared = ", besides process %d of the unit" % own[0] if own else ""
         return Listener("foreign", ", ".join(found["other"]) + shared)
     if any(row.pid is None for row in candidates):
+        if os.geteuid():
+            text = "whose the process is that listens cannot be seen without more rights: run as root, or with become"
+            return Listener("unseen", text)
         text = "a process listens that cannot be seen from here: run as root, or with become"
         found.setdefault("doubt", []).append(text)
     if "doubt" in found:

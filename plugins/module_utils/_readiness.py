@@ -29,6 +29,7 @@ FIRST_PAUSE = 0.25
 SLOWER = 1.5
 LAST_WORDS = 0.2
 LONGEST_NAP = 1.0  # between two questions whether to leave
+ONE_LOOK = 10.0  # seconds that a single look may take in all
 BLIND = 60.0  # seconds for which a host that does not answer is borne with
 
 
@@ -75,6 +76,9 @@ class Wait:
         ``tick`` is called all the time. ``leave`` is asked between looks: when it agrees, there is no ending, and
         :meth:`save` has what another process needs to go on.
         """
+        if once:
+            self.ladder.once = True
+            self.deadline.seconds = min(self.deadline.seconds, self.deadline.elapsed + ONE_LOOK)
         while True:
             if not once and not self._sleep(tick, leave):
                 return None
@@ -84,7 +88,7 @@ class Wait:
             if ending is None and not once:
                 ending = self._stalled()
             if ending is None and (once or self.deadline.expired):
-                ending = self._out_of_time()
+                ending = self._out_of_time(once)
             if ending is not None:
                 ending.cause = self.progress.cause
                 if ending.verdict in ("dead", "restart_loop"):
@@ -116,6 +120,7 @@ class Wait:
             "overall": _engines.overall(self.profile, self.progress.phase, self.progress.percent),
             "tier_reached": self.ladder.reached,
             "missing": "" if missing is None else missing.name,
+            "unlisted": missing.detail if missing is not None and self.ladder.strange else "",
             "near": self.near,
             "asking": None if self.ladder.asking is None else round(self.ladder.asking, 1),
             "restarts": self.restarts,
@@ -134,7 +139,7 @@ class Wait:
             "tier_reached": self.reached,
             "tiers": [dict(vars(tier)) for tier in self.tiers],
             "phase": self._phase(ending),
-            "percent": self.progress.percent,
+            "percent": 100.0 if self._generates(ending) else self.progress.percent,
             "movement": self.progress.movement(),
             "restarts": self.restarts,
             "cause": None if ending.verdict == "ready" else ending.cause,
@@ -145,8 +150,10 @@ class Wait:
 
     def _phase(self, ending: Ending) -> str:
         """What the log said last, unless a token has come since: the line that says so may be on its way yet."""
-        generates = ending.verdict == "ready" and self.reached == TIERS[-1]
-        return "started" if generates and self.progress.phase else self.progress.phase
+        return "started" if self._generates(ending) and self.progress.phase else self.progress.phase
+
+    def _generates(self, ending: Ending) -> bool:
+        return ending.verdict == "ready" and self.reached == TIERS[-1]
 
     def observe(self) -> None:
         """Take in what moved since the last look."""
@@ -228,11 +235,11 @@ class Wait:
         return ending
 
     def _look(self, tick: t.Callable[[], None]) -> t.Optional[Ending]:
-        def watch() -> None:
+        def watch(period: float) -> None:
             tick()
             age = self.deadline.clock.monotonic() - self._observed
             # Before it is said that nothing moved, it is looked.
-            if age >= self.options.interval or (age > 0 and self.progress.window.stalled):
+            if age >= min(period, self.options.interval) or (age > 0 and self.progress.window.stalled):
                 with contextlib.suppress(ServingError, OSError):  # no reason to break off what is asked meanwhile
                     self.observe()
 
@@ -258,6 +265,10 @@ class Wait:
             return None
         self.state = state
         name = state.name
+        at_rest = state.active_state in ("failed", "inactive") and not state.job
+        if at_rest or not state.found:
+            gone = "%s (%s)" % (state.active_state, state.sub_state) if state.found else "it does not exist"
+            self.ladder.mark("unit", False, gone)
         if not state.found:
             return Ending("dead", 'the unit "%s" does not exist on this host' % name)
         if before is not None:
@@ -332,25 +343,29 @@ class Wait:
         text = "for %.0f s nothing moved: %s" % (self.progress.window.age, self._missing())
         if self.ladder.proof is not None and self.ladder.listed:
             return Ending("wedged", "the engine lists its model, but " + text)
-        return Ending("stalled", text)
+        return Ending(self._still(), text)
 
-    def _out_of_time(self) -> Ending:
+    def _still(self) -> str:
+        """The verdict where nothing moves: a server that lists other models for all that time is another one."""
+        return "wrong_server" if self.ladder.strange else "stalled"
+
+    def _out_of_time(self, once: bool = False) -> Ending:
         seconds = round(self.deadline.elapsed, 1)
-        if self.ladder.proof is not None and self.ladder.listed:
+        if self.ladder.proved:
             return self.ladder.wedged()
         if self.ladder.doubt:
             return Ending(self.ladder.doubt, self.ladder.why())
         if self.state is None:
             text = "not ready after %g s, and without a unit it cannot be told whether it moves: %s"
-            return Ending("stalled", text % (seconds, self.ladder.why()))
-        if not self.deadline.expired:
+            return Ending(self._still(), text % (seconds, self.ladder.why()))
+        if once:
             return Ending("progressing", "not ready at this moment: %s" % self._missing())
         if self.state.between_lives:
             text = "not ready after %g s, and systemd is about to start the unit again: %s"
             return Ending("progressing", text % (seconds, self._missing()))
         window = self.progress.window
         if self._blind is None and (window.stalled or self._first is None or window.last <= self._first):
-            return Ending("stalled", "not ready after %g s, and nothing moved: %s" % (seconds, self._missing()))
+            return Ending(self._still(), "not ready after %g s, and nothing moved: %s" % (seconds, self._missing()))
         text = "not ready after %g s, but something moved %.0f s ago: %s"
         return Ending("progressing", text % (seconds, window.age, self._missing()))
 
@@ -381,6 +396,7 @@ class Wait:
             "word": self._word,
             "counted": self._counted,
             "first": self._first,
+            "observed": None if self._first is None else self._observed,
             "blind": self._blind,
             "excuse": self._excuse,
             "unit": None if state is None else [state.name, state.n_restarts, state.invocation_id, state.main_pid],
@@ -394,6 +410,7 @@ class Wait:
         self._next, self._pause, self._looks = saved["next"], saved["pause"], saved["looks"]
         self._counted, self._word = list(saved["counted"]), saved["word"]
         self._first, self._blind, self._excuse = saved["first"], saved["blind"], saved["excuse"]
+        self._observed = self._observed if saved["observed"] is None else saved["observed"]
         if saved["unit"] is not None:
             name, n_restarts, invocation_id, main_pid = saved["unit"]
             self.state = UnitState(

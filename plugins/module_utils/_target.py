@@ -210,7 +210,7 @@ class HostTarget:
         now = time.monotonic()
         key = (at_port, self.members.listening())
         if self._doubt is not None and self._doubt[0] == key:
-            age = DOUBT_AGE if self._doubt[2].kind == "unexplained" else EARLY_AGE
+            age = EARLY_AGE if self._doubt[2].kind == "unserved" else DOUBT_AGE
             if now - self._doubt[1] < age:
                 return self._doubt[2]
         try:
@@ -221,7 +221,7 @@ class HostTarget:
         found = self._judged(state, [row for row in rows if row.port == self._port])
         said = _listening.silence(self._port, self._addresses, rows, self.members.owned)
         found = found._replace(silence=found.detail or said)
-        self._doubt = (key, now, found) if found.kind in ("unexplained", "unserved") else None
+        self._doubt = (key, now, found) if found.kind in ("unexplained", "unserved", "unseen") else None
         return found
 
     def _judged(self, state: _systemd.UnitState, rows: t.Sequence[_listening.Row]) -> Listener:
@@ -272,6 +272,11 @@ class HostTarget:
         return _listening.addresses_of(self._host, self._patience(RESOLVE_PATIENCE))
 
     # The engine
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the engine is given a key, or a header that may be one."""
+        return bool(self.access.api_key or self.access.headers)
 
     def get(self, path: str, timeout: float, method: str = "GET") -> _http.Answer:
         return _http.fetch(_http.Request(method, _http.join(self.url, path)), self.access, timeout)

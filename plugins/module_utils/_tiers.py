@@ -26,7 +26,8 @@ class Listener(t.NamedTuple):
     ``owned``: a process of the unit. ``forwarder``: one that takes connections in for the unit, by what is seen of it.
     ``translated``: nobody on this host, but the unit's processes live in a network of their own. ``none``: nobody.
     ``foreign``: somebody else, maybe besides the unit. ``unserved``: one that takes connections in, with nobody behind
-    it yet. ``unexplained``: who it is, or for whom it listens, cannot be seen. ``silence`` is what to say when nobody
+    it yet. ``unexplained``: who it is, or for whom it listens, cannot be seen; ``unseen``: the same, and only because
+    this process has too few rights. ``silence`` is what to say when nobody
     listens and nobody answers.
     """
 
@@ -40,6 +41,10 @@ class Target(t.Protocol):
 
     # What could not be seen, each said once.
     warnings: t.List[str]
+
+    @property
+    def keyed(self) -> bool:
+        """Whether the engine is given a key, or a header that may be one."""
 
     def bound(self, deadline: Deadline) -> None:
         """From here on no question takes longer than what is left of the deadline, or a second more."""

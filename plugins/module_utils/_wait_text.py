@@ -25,6 +25,7 @@ STAGES = {
 ASKING = 1.0  # seconds without an answer that are worth a word
 QUIET = 15.0  # seconds without movement that are worth a word
 TAIL = 10
+UNLISTED = 120  # characters of what is said of a model that is not listed
 
 
 def subject(params: t.Mapping[str, t.Any]) -> str:
@@ -56,6 +57,8 @@ def stage(live: Live) -> str:
         return phase.replace("_", " ")
     if (live.get("asking") or 0.0) >= ASKING:
         return "asking for a token"
+    if missing == "model" and live.get("unlisted"):
+        return str(live["unlisted"])[:UNLISTED]
     return STAGES.get(missing, "ready")
 
 

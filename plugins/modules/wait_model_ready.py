@@ -31,7 +31,9 @@ description:
     C(gpu03 qwen: loading weights 63 % · 71204 MiB · 4 m 12 s, moved 2 s ago). For that the wait is cut into slices of
     some seconds each, and what one slice has seen the next one knows. A connection that is lost meanwhile is made
     again, and the wait goes on; see O(reconnect_timeout). With C(async) the wait is one call, and nothing is shown."
-  - Nothing is changed. In check mode the service is looked at once, and not waited for.
+  - Nothing is changed. In check mode the service is looked at once, for 10 seconds at most, and not waited for. One
+    that is not ready at that moment fails with V(progressing). No token is asked for of an engine that may load a model
+    for it (see O(generation_timeout)), so such a one is V(ready) up to O(tier=model) only.
 requirements:
   - requests and psutil on the managed host. The role P(gpuops.serving.host_agent#role) installs them.
 author:
@@ -79,7 +81,8 @@ options:
   tier:
     description:
       - The tier to reach.
-      - V(unit) is reached when the unit is active and its main process has lived for 3 seconds or made a token.
+      - V(unit) is reached when the unit is active and its main process has lived for 3 seconds or made a token. A unit
+        of C(Type=notify) is active when it has told systemd that it is ready.
     type: str
     choices: [unit, listener, health, model, generation]
     default: generation
@@ -179,12 +182,14 @@ verdict:
     - V(restart_loop) after O(max_restarts) restarts; V(dead) when the unit failed or is inactive with nothing about to
       start it, or does not exist.
     - V(wrong_server) when the port belongs to another process, or another program or model answers, or what answers
-      cannot be asked, because TLS fails, it redirects to another server or its answer is too large; V(auth_error) when
-      the API key is refused.
+      cannot be asked, because TLS fails, it speaks no HTTP, it redirects to another server or its answer is too large.
+      Also instead of V(stalled) when others than O(model) are listed to the end.
+    - V(auth_error) when the API key is refused, or there is none and the engine wants one; V(unknown) when the rights
+      do not suffice to see whose process listens.
     - V(wedged) when the model is listed, but no token comes, by an attempt that had the whole of O(generation_timeout)
-      (or of O(stall_timeout) where that is less and nothing moved), or by at least three answers in a row, over at
-      least 5 seconds, that are no good ones. An engine that says that it is overloaded (status 429 or 503) is not
-      wedged.
+      (or of O(stall_timeout) where that is less) while nothing moved, or by at least three answers in a row, over at
+      least 5 seconds (and O(generation_timeout) where something moves), that are no good ones. An engine that says that
+      it is overloaded (status 429 or 503) is not wedged.
     - A host that does not answer for a while, such as one whose systemd is busy, ends the wait as a failure only when
       that lasts for 60 seconds.
   type: str
@@ -230,7 +235,7 @@ phase:
   returned: always
   sample: loading_weights
 percent:
-  description: The last progress in the log, or null.
+  description: The last progress in the log, or null; V(100) once a token came back.
   type: float
   returned: always
   sample: 62.5

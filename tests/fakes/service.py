@@ -65,6 +65,7 @@ class Service:
         self.closed = 0
         self.patience: t.Callable[[float], float] = lambda most: most
         self.warnings: t.List[str] = []
+        self.keyed = False
 
     def bound(self, deadline: Deadline) -> None:
         self.patience = deadline.patience

@@ -370,3 +370,12 @@ def test_the_name_of_a_model_is_told_in_a_form_that_is_fit(monkeypatch: pytest.M
     for told in (side.error, str(side.model)):
         told.encode()
         assert "\x1b" not in told and len(told) < 350
+
+
+@pytest.mark.parametrize("count", ["1e400", "-1e400", "NaN", "Infinity", "1" + "0" * 400, "-3", "true", '"1"', "1e300"])
+@pytest.mark.parametrize("text", ["x", ""])
+def test_a_count_of_tokens_that_is_none_is_no_internal_error(count: str, text: str) -> None:
+    body = '{"choices": [{"text": "%s"}], "usage": {"completion_tokens": %s}}' % (text, count)
+    side = _generation.judge(_http.Answer("u", status=200, body=body), "completions", None)
+    assert side.verdict == ("ok" if text and count != "-3" else "empty_response")
+    assert side.tokens in (None, 0, 1)

@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -129,6 +130,9 @@ def wrapped(inner: BaseException) -> requests.ConnectionError:
         (wrapped(socket.gaierror(-2, "Name or service not known")), None, "unresolved"),
         (wrapped(ssl.SSLCertVerificationError("bad")), None, "tls"),
         (requests.ReadTimeout("slow"), None, "timeout"),
+        (wrapped(http.client.BadStatusLine("SSH-2.0-OpenSSH_9.2")), None, "not_http"),
+        (wrapped(http.client.BadStatusLine("x")), 200, "broken"),
+        (wrapped(ValueError("x")), None, "broken"),
     ],
 )
 def test_a_failed_exchange_has_one_word_for_its_cause(error: BaseException, status: int | None, outcome: str) -> None:
@@ -261,3 +265,82 @@ def test_a_request_ends_with_a_caller_that_was_killed(ask: str) -> None:
             os.waitpid(caller, 0)
             while link.recv(4096):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("greeting", "outcome", "error"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not_http", "what answers does not speak HTTP: look at the port in the URL"),
+        (b"+OK Redis\r\n", "not_http", "what answers does not speak HTTP: look at the port in the URL"),
+        (b"", "hung_up", "the connection was closed without an answer"),
+    ],
+)
+def test_a_port_that_speaks_no_http_is_told_from_a_server_that_is_gone(
+    greeting: bytes, outcome: str, error: str
+) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(5)
+        ended = threading.Event()
+
+        def serve() -> None:
+            server.settimeout(0.1)
+            while not ended.is_set():
+                try:
+                    link, _address = server.accept()
+                except OSError:
+                    continue
+                with link:
+                    link.settimeout(2)
+                    link.recv(4096)
+                    link.sendall(greeting)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        url = "http://127.0.0.1:%d/health" % server.getsockname()[1]
+        answer = _http.fetch(_http.Request("GET", url), _http.Access("sk-secret"), 10)
+        ended.set()
+        serving.join()
+    assert (answer.outcome, answer.error) == (outcome, error)
+
+
+@pytest.mark.parametrize("way", ["closes", "alert"])
+def test_a_server_of_https_that_is_asked_by_http_is_told_as_that(way: str, tmp_path: Path) -> None:
+    """Most close the connection; some say something in TLS first."""
+    key = tmp_path / "key.pem"
+    words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=x -keyout %s -out %s" % (key, tmp_path / "cert.pem")
+    subprocess.run(["openssl", *words.split()], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(str(tmp_path / "cert.pem"), str(key))
+    seen: list[bytes] = []
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(5)
+        ended = threading.Event()
+
+        def serve() -> None:
+            server.settimeout(0.1)
+            while not ended.is_set():
+                try:
+                    link, _address = server.accept()
+                except OSError:
+                    continue
+                with link:
+                    link.settimeout(2)
+                    seen.append(link.recv(4096, socket.MSG_PEEK))
+                    if seen[-1].startswith(b"GET"):
+                        link.recv(4096)
+                        link.sendall(b"\x15\x03\x01\x00\x02\x02\x46" if way == "alert" else b"")
+                        continue
+                    with contextlib.suppress(OSError):
+                        context.wrap_socket(link, server_side=True).close()
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        url = "http://127.0.0.1:%d/health" % server.getsockname()[1]
+        answer = _http.fetch(_http.Request("GET", url), _http.Access("sk-secret"), 10)
+        ended.set()
+        serving.join()
+    assert (answer.outcome, answer.error) == ("tls", "it speaks HTTPS: use https:// in the URL")
+    assert len(seen) == 2
+    assert b"sk-secret" not in seen[1]

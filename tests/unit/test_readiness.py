@@ -650,3 +650,32 @@ def test_another_process_goes_on_as_if_there_were_only_one(case: t.Callable[[Ser
     whole, parts = answer(10**9), answer(every)
     assert parts[:3] == whole[:3]
     assert (whole[3], parts[3] > 3) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "detail"),
+    [
+        (changed(active_state="failed", sub_state="failed", result="exit-code"), "failed (failed)"),
+        (changed(active_state="inactive", sub_state="dead", main_pid=0), "inactive (dead)"),
+        (changed(load_state="not-found", active_state="inactive"), "it does not exist"),
+    ],
+)
+def test_a_dead_unit_is_said_in_the_line_of_its_tier_too(state: UnitState, detail: str) -> None:
+    service = Service()
+    service.state = lambda now: state
+    found = service.wait()
+    assert (found.verdict, found.wait.tiers[0].detail) == ("dead", detail)
+
+
+@pytest.mark.parametrize("lines", [[], ["Loading safetensors checkpoint shards: 98% Completed"]])
+@pytest.mark.parametrize("seconds", [0.0, 20.0])
+def test_a_service_that_generates_is_loaded_whatever_its_log_said_last(lines: t.List[str], seconds: float) -> None:
+    service = Service()
+    loading(service, seconds)
+    service.lines = lambda now: lines
+    found = service.wait()
+    assert found.wait.as_dict(found.ending)["percent"] == 100.0
+    # Without a token that is not proved.
+    service.clock.now = 0
+    found = service.wait(tier="model")
+    assert found.wait.as_dict(found.ending)["percent"] == (98.0 if lines and seconds else None)

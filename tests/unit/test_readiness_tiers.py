@@ -128,11 +128,23 @@ def test_a_generation_that_compiles_first_is_waited_for() -> None:
     assert service.wait(timeout=600, stall=120).verdict == "ready"
 
 
-def test_a_wedge_that_burns_the_processor_is_wedged_at_the_deadline() -> None:
+@pytest.mark.parametrize(("attempt", "timeout"), [(0.5, 5), (1, 10), (2, 10), (3, 25), (60, 300)])
+@pytest.mark.parametrize("interval", [0.5, 1.0, 50.0])
+def test_what_computes_without_a_token_is_progress_until_the_deadline_however_short_an_attempt(
+    attempt: float, timeout: float, interval: float
+) -> None:
+    """Whether it will come to a token cannot be told from what moves."""
     service = Service()
     service.cpu = lambda now: now
-    service.token = lambda now: Side("wedged", error="no answer within 60 s")
-    assert service.wait(timeout=300, stall=120).verdict == "wedged"
+    service.token = lambda now: Side("wedged", error="no answer within %g s" % attempt)
+    found = service.wait(timeout=timeout, stall=120, generation_timeout=attempt, interval=interval)
+    assert (found.verdict, found.seconds) == ("progressing", pytest.approx(timeout, abs=1.1))
+    assert found.msg.endswith(': the tier "generation" is not reached: wedged: no answer within %g s' % attempt)
+    # It stood still at last, for as long as an attempt may take: that is a wedge at the deadline too.
+    service = Service()
+    service.cpu = lambda now: min(now, timeout / 4)
+    service.token = lambda now: Side("wedged", error="no answer")
+    assert service.wait(timeout=timeout, stall=120, generation_timeout=attempt, interval=1.0).verdict == "wedged"
 
 
 def test_an_attempt_that_the_deadline_cut_short_proves_no_wedge() -> None:
@@ -146,9 +158,12 @@ def test_an_attempt_that_the_deadline_cut_short_proves_no_wedge() -> None:
         "not ready after 300 s, but something moved 0 s ago: "
         'the tier "generation" is not reached: wedged: no answer within 30 s'
     )
-    # With an attempt before it that had all its time it is one.
+    # With an attempt before it that had all its time, and in which nothing moved, it is one.
     service.clock.now = 0
     loading(service, 200)
+    assert service.wait(timeout=300, generation_timeout=60).verdict == "progressing"
+    service.clock.now = 0
+    service.cpu = lambda now: min(now, 200.0)
     assert service.wait(timeout=300, generation_timeout=60).verdict == "wedged"
 
 
@@ -183,6 +198,20 @@ def test_a_generation_that_fails_again_and_again_is_wedged() -> None:
     assert (found.verdict, len(service.asked) >= 3) == ("wedged", True)
     assert 5.0 <= found.seconds <= 6.5
     assert found.msg == "the engine lists its model, but it does not generate: status 500: boom"
+
+
+@pytest.mark.parametrize("interval", [1.0, 20.0])
+def test_a_generation_that_fails_while_it_computes_is_given_as_long_as_an_attempt(interval: float) -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    failing = Side("error_response", status=500, error="boom")
+    service.token = lambda now: failing if now < 14 else Side("ok", ttft=1)
+    assert service.wait(interval=interval).verdict == "ready"
+    service = Service()
+    service.cpu = lambda now: now
+    service.token = lambda now: failing
+    found = service.wait(interval=interval, generation_timeout=30)
+    assert (found.verdict, 30 <= found.seconds <= 31 + interval) == ("wedged", True)
 
 
 def test_a_server_that_still_warms_up_is_not_wedged() -> None:
@@ -382,3 +411,182 @@ def test_a_server_that_nothing_explains_gets_no_key() -> None:
     service.port = lambda now: Listener("translated", "the unit runs a container")
     assert service.wait().verdict == "ready"
     assert asked == ["/health", "/v1/models"]
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize(("where", "status"), [("health", 401), ("model", 403), ("generation", 401)])
+def test_a_key_that_is_missing_is_told_from_one_that_is_refused_in_the_line_of_its_tier_too(
+    where: str, status: int, keyed: bool
+) -> None:
+    service = Service()
+    service.keyed = keyed
+    answer = _http.Answer("u/" + where, status=status)
+    if where == "health":
+        service.health = lambda now: answer
+    if where == "model":
+        service.models = lambda now: answer
+    service.token = lambda now: Side("auth_error", "u/generation", status=status, error="status %d" % status)
+    found = service.wait()
+    why = "the API key is refused" if keyed else "it wants an API key, and none is given"
+    assert (found.verdict, found.msg) == ("auth_error", "u/%s answers with status %d: %s" % (where, status, why))
+    assert {tier.name: tier.detail for tier in found.wait.tiers}[where] == found.msg
+
+
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize("unit", [True, False])
+def test_a_list_that_has_other_models_to_the_end_is_another_server(unit: bool, moves: bool) -> None:
+    """An engine that is left out may list more later, so its time is over first."""
+    service = Service()
+    service.models = lambda now: listing("qwen3-32b")
+    if not unit:
+        service.state = lambda now: None
+    service.cpu = lambda now: now if moves else 0.0
+    found = service.wait("openai", timeout=100, stall=20, model="foo")
+    assert found.verdict == ("progressing" if unit and moves else "wrong_server")
+    assert 'the model "foo" is not listed yet: there are "qwen3-32b"; "engine" would tell' in found.msg
+    assert found.wait.live()["unlisted"].startswith('the model "foo" is not listed yet: there are "qwen3-32b"')
+    # One that lists none may yet, and one that came to list it is no other.
+    service.clock.now = 0
+    service.models = lambda now: listing()
+    assert service.wait("openai", timeout=100, stall=20, model="foo").verdict in ("stalled", "progressing")
+    service.clock.now = 0
+    service.models = lambda now: listing("qwen3-32b") if now < 5 else listing("foo")
+    service.token = lambda now: Side("busy", status=429, error="busy")
+    assert service.wait("openai", timeout=100, stall=20, model="foo").verdict in ("stalled", "progressing")
+
+
+@pytest.mark.parametrize("status", [404, 500, 502])
+@pytest.mark.parametrize("tier", ["health", "model"])
+def test_a_page_with_an_error_is_named_as_what_is_missing(tier: str, status: int) -> None:
+    service = Service()
+    page = _http.Answer("u", status=status, content_type="text/html", body="<html>Bad Gateway")
+    if tier == "health":
+        service.health = lambda now: page
+    else:
+        service.models = lambda now: page
+    found = service.wait(timeout=100, stall=20)
+    wanted = ': the tier "%s" is not reached: status %d with an HTML page' % (tier, status)
+    assert (found.verdict, found.msg[-len(wanted) :]) == ("stalled", wanted)
+    # It is what the last look saw, and ends the doubt of the one before.
+    assert found.wait.ladder.doubt == ""
+
+
+@pytest.mark.parametrize("outcome", ["not_http", "tls"])
+def test_what_does_not_speak_as_the_url_says_is_the_wrong_server_at_once(outcome: str) -> None:
+    service = Service()
+    service.health = lambda now: _http.Answer("http://h", outcome, error="it speaks HTTPS: use https:// in the URL")
+    found = service.wait(timeout=600)
+    assert (found.verdict, found.seconds < 2) == ("wrong_server", True)
+    assert found.msg == "http://h: it speaks HTTPS: use https:// in the URL"
+
+
+def test_a_listener_that_may_not_be_seen_is_told_at_once_and_is_no_guess() -> None:
+    service = Service()
+    service.port = lambda now: Listener("unseen", "run as root")
+    found = service.wait(timeout=600, stall=300)
+    assert (found.verdict, found.msg, found.seconds < 2) == ("unknown", "run as root", True)
+    assert (found.wait.tiers[1].reached, found.wait.tiers[1].detail) == (False, "run as root")
+
+
+def hangs(service: Service, since: float, path: str) -> None:
+    """From some moment on it takes connections and answers no GET of that path."""
+    get = service.get
+
+    def hanging(asked: str, timeout: float, method: str = "GET") -> _http.Answer:
+        if service.clock.now < since or asked != path:
+            return get(asked, timeout, method)
+        service.clock.sleep(timeout)
+        return _http.Answer("u", "timeout", error="no answer within %g s" % timeout)
+
+    service.get = hanging  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("moves", [True, False])
+@pytest.mark.parametrize(("path", "tier"), [("/health", "health"), ("/v1/models", "model")])
+def test_a_look_that_the_end_cuts_short_hides_no_reason(path: str, tier: str, moves: bool) -> None:
+    service = Service()
+    service.cpu = lambda now: now if moves else 0.0
+    last = 19.9
+    service.health = lambda now: _http.Answer("u", status=503 if tier == "health" else 200)
+    service.models = lambda now: _http.Answer("u", status=500)
+    hangs(service, last, path)
+    found = service.wait("sglang", timeout=20, stall=20)
+    status = 503 if tier == "health" else 500
+    assert found.msg.endswith(': the tier "%s" is not reached: status %d' % (tier, status))
+    assert {one.name: one.detail for one in found.wait.tiers}[tier] == "status %d" % status
+    # One that had its time tells what is now.
+    service.clock.now, last = 0, 5.0
+    hangs(service, last, path)
+    found = service.wait("sglang", timeout=20, stall=20)
+    assert found.msg.endswith("no answer within 5 s")
+
+
+def test_an_attempt_that_the_deadline_cuts_short_hides_no_reason() -> None:
+    service = Service()
+    service.cpu = lambda now: now
+    service.token = lambda now: Side("busy", status=429, error="full") if now < 19.5 else Side("wedged", error="0.1 s")
+    found = service.wait(timeout=20, stall=20)
+    assert (found.verdict, found.msg.rpartition(": the tier ")[2]) == (
+        "progressing",
+        '"generation" is not reached: busy: full',
+    )
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_a_hang_from_the_first_look_on_is_stalled_within_a_second_of_its_window(path: str) -> None:
+    """What its log held by then is old, however long the first answer is waited for."""
+    service = Service()
+    service.lines = lambda now: ["a line from before"]
+    hangs(service, 0, path)
+    found = service.wait(timeout=600, stall=30)
+    assert (found.verdict, found.seconds) == ("stalled", pytest.approx(30.5, abs=0.5))
+
+
+def test_a_first_answer_that_takes_long_is_waited_for_at_the_next_look() -> None:
+    service = Service()
+    get = service.get
+
+    def slow(path: str, timeout: float, method: str = "GET") -> _http.Answer:
+        service.clock.sleep(min(timeout, 2.0))
+        return get(path, timeout, method) if timeout >= 2.0 else _http.Answer("u", "timeout", error="no answer")
+
+    service.get = slow  # type: ignore[method-assign]
+    service.peek = lambda path: None  # type: ignore[method-assign]
+    found = service.wait()
+    assert (found.verdict, found.seconds < 6) == ("ready", True)
+
+
+def once(service: Service, engine: str, **options: t.Any) -> t.Any:
+    wait = Wait(service, _engines.PROFILES[engine], Options(**options), service.clock)
+    return wait, wait.run(once=True)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "ollama", "openai"])
+@pytest.mark.parametrize("where", ["/health", "/v1/models", "token", "everything"])
+def test_one_look_takes_ten_seconds_at_most_whatever_hangs(engine: str, where: str) -> None:
+    service = Service()
+    service.models = lambda now: listing("m", owner=engine)
+    if where in ("token", "everything"):
+        service.token = lambda now: Side("wedged", error="no answer")
+    if where != "token":
+        hangs(service, 0, where if where != "everything" else _engines.PROFILES[engine].health or "/v1/models")
+    _wait, ending = once(service, engine, generation_timeout=600.0)
+    assert service.clock.now <= 10.5
+    assert ending.verdict in ("progressing", "ready")
+    assert ending.msg.startswith("not ready at this moment: ") or ending.verdict == "ready"
+
+
+def test_one_look_makes_no_engine_load_a_model() -> None:
+    service = Service()
+    service.get = lambda *_asked, **_named: _http.Answer(  # type: ignore[method-assign]
+        "u", status=200, body='{"models": [{"name": "m:latest"}]}'
+    )
+    wait, ending = once(service, "ollama")
+    assert service.asked == []
+    assert (ending.verdict, wait.reached) == ("progressing", "model")
+    why = "not looked at, because asking for a token may load the model"
+    assert ending.msg == 'not ready at this moment: the tier "generation" is not reached: ' + why
+    assert wait.tiers[4].detail == why
+    # One that has it loaded already makes a token without a change.
+    service = Service()
+    assert once(service, "vllm")[1].verdict == "ready"

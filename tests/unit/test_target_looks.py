@@ -187,7 +187,10 @@ def test_who_comes_to_the_port_is_told_by_the_numbers_of_its_sockets() -> None:
         assert seen.sockets() == {os.fstat(second.fileno()).st_ino}
 
 
-def test_an_answer_that_explains_nothing_is_not_sought_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("uid", "kind"), [(0, "unexplained"), (1000, "unseen")])
+def test_an_answer_that_explains_nothing_is_not_sought_at_each_look(
+    monkeypatch: pytest.MonkeyPatch, uid: int, kind: str
+) -> None:
     looked: t.List[int] = []
 
     def rows() -> t.List[_listening.Row]:
@@ -195,12 +198,13 @@ def test_an_answer_that_explains_nothing_is_not_sought_at_each_look(monkeypatch:
         return [_listening.Row("127.0.0.1", None, port)]
 
     monkeypatch.setattr(_listening, "rows_of_all", rows)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen(1)
         port = server.getsockname()[1]
         one = target("http://127.0.0.1:%d" % port)
-        assert {one.listener(state(main_pid=0)).kind for _look in range(5)} == {"unexplained"}
+        assert {one.listener(state(main_pid=0)).kind for _look in range(5)} == {kind}
         assert len(looked) == 1
         assert one._doubt is not None
         one._doubt = (one._doubt[0], one._doubt[1] - _target.DOUBT_AGE, one._doubt[2])

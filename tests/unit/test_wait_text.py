@@ -152,3 +152,11 @@ def test_how_long_a_token_is_asked_for_is_no_change_by_itself() -> None:
     asking = [_wait_text.key({**LIVE, "missing": "generation", "asking": seconds}) for seconds in (None, 5.0, 6.0)]
     assert _wait_text.changed(asking[0], asking[1]) == "much"
     assert _wait_text.changed(asking[1], asking[2]) == ""
+
+
+def test_a_model_that_is_not_listed_is_named_with_those_that_are() -> None:
+    unlisted = 'the model "foo" is not listed yet: there are "qwen3-32b"'
+    assert _wait_text.stage({"missing": "model", "unlisted": unlisted}) == unlisted
+    assert _wait_text.stage({"missing": "model", "unlisted": ""}) == "healthy, the model is not listed yet"
+    assert len(_wait_text.stage({"missing": "model", "unlisted": unlisted * 100})) <= 120
+    assert _wait_text.stage({"missing": "generation", "unlisted": unlisted}) != unlisted
