@@ -322,7 +322,7 @@ class Ladder:
         now = self.target.sockets()
         if now is None or now != self._sockets:
             return True
-        if thoroughly and self._found != "owned":
+        if thoroughly and (self._found != "owned" or not now):
             return True
         return not now and self.deadline.clock.monotonic() - self._judged_at >= JUDGED
 
@@ -333,7 +333,8 @@ class Ladder:
             return None
         before, detail = self._sockets or frozenset(), tier.detail
         ending = self._listener(state)
-        same = before <= (self._sockets or frozenset()) and (self._found == "owned" or tier.detail == detail)
+        now = self._sockets or frozenset()
+        same = before <= now and ((now and self._found == "owned") or tier.detail == detail)
         if not tier.reached or not same:
             self._begin_anew(self.tiers[2:])
         return ending

@@ -314,14 +314,14 @@ def test_a_port_that_comes_and_goes_is_no_movement() -> None:
     assert (found.verdict, found.seconds < 35) == ("stalled", True)
 
 
-@pytest.mark.parametrize("kind", ["translated", "forwarder"])
+@pytest.mark.parametrize("kind", ["translated", "forwarder", "owned"])
 def test_what_leads_on_is_judged_again_before_a_token_is_asked_for_and_before_it_is_ready(kind: str) -> None:
     """Its socket stays, or it has none, and what is behind it changes."""
     for at in (5.0, 8.05):
         service = Service()
         steps = [(0.0, Listener(kind, "to container a")), (at, Listener("foreign", "to container b"))]
         asked = owners(service, *steps)
-        service.listening = lambda now: frozenset() if kind == "translated" else frozenset((7,))
+        service.listening = lambda now: frozenset((7,)) if kind == "forwarder" else frozenset()
         service.knock = lambda: True  # type: ignore[method-assign]
         service.token = lambda now: Side("busy", status=429, error="busy") if now < 8.0 else Side("ok", ttft=0.1)
         service.token_takes = 0.3
