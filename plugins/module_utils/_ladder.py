@@ -578,7 +578,7 @@ class Ladder:
             "judged_at": self._judged_at,
             "climbed": sorted(self._climbed),
             "proved_at": self._proved_at,
-            "others": self.others,
+            "others": _foreign.walked(self.others, self.veil),
             "looks": self._looks,
         }
 
