@@ -351,9 +351,8 @@ class Ladder:
         self._found = found.kind
         if found.kind == "foreign":
             self._silence = ""
-            return self._doubt(
-                "listener", "wrong_server", "the port belongs to another process than the unit's: %s" % found.detail
-            )
+            text = "port %d belongs to another process than the unit's: %s"
+            return self._doubt("listener", "wrong_server", text % (self.target.port_number, found.detail))
         if found.kind == "unseen":
             self._silence = ""
             return self._doubt("listener", "unknown", found.detail)

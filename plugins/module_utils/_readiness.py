@@ -93,6 +93,7 @@ class Wait:
                 ending.cause = self.progress.cause
                 if ending.verdict in ("dead", "restart_loop"):
                     ending.cause = self._known()
+                self._explain(ending)
                 said = (self._excuse, self._unseen(ending), *_matching.remarks())
                 self.target.warnings += [text for text in said if text]
                 return ending
@@ -125,6 +126,7 @@ class Wait:
             "asking": None if self.ladder.asking is None else round(self.ladder.asking, 1),
             "restarts": self.restarts,
             "memory": self.progress.memory if self.progress.gpu_memory is None else self.progress.gpu_memory,
+            "on_gpu": self.progress.gpu_memory is not None,
             "moved": None if self.state is None else round(self.progress.window.age, 1),
             "stall_timeout": self.options.stall_timeout,
             "timeout": self.options.timeout,
@@ -368,6 +370,13 @@ class Wait:
             return Ending(self._still(), "not ready after %g s, and nothing moved: %s" % (seconds, self._missing()))
         text = "not ready after %g s, but something moved %.0f s ago: %s"
         return Ending("progressing", text % (seconds, window.age, self._missing()))
+
+    def _explain(self, ending: Ending) -> None:
+        """Let the tier at which a wait ended say why: what it said last is of before."""
+        tier = self.ladder.missing
+        ended = ending.verdict in ("dead", "restart_loop")
+        if ended and tier is not None and (tier.name == "unit" or not tier.detail):
+            tier.detail = ending.msg
 
     def _unseen(self, ending: Ending) -> str:
         """What may have moved although it does not show, where that matters."""

@@ -39,6 +39,7 @@ SOCKETS_AGE = 10.0  # seconds for which the ports of a unit are known
 DOUBT_AGE = 5.0  # seconds for which an answer holds that took a look at all processes and explained nothing
 EARLY_AGE = 2.0  # and one that found nobody behind who listens
 RESOLVE_AGAIN = 10.0
+KEYS = ("authorization", "x-api-key", "api-key")  # headers that a key is given in
 SAVED = 1  # the version of what is saved
 
 
@@ -67,7 +68,8 @@ class HostTarget:
         self._callers: t.Set[int] = set()  # this process and its ancestors
         parts = urlsplit(url)
         self._host = parts.hostname or ""
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._port = self.port_number = parts.port or (443 if parts.scheme == "https" else 80)
+        self.keyed = bool(access.api_key) or any(name.lower() in KEYS for name in access.headers or {})
         self._addresses: t.Sequence[str] = ()
         self._resolve_at = float("-inf")
         self._state: t.Optional[_systemd.UnitState] = None

@@ -15,9 +15,22 @@ from ._errors import UsageError
 from ._progress import Activity
 from ._systemd import UnitState
 
-__all__ = ("TIERS", "Ending", "Listener", "Options", "Target", "Tier")
+__all__ = ("NOTHING", "TIERS", "Ending", "Listener", "Options", "Target", "Tier")
 
 TIERS = ("unit", "listener", "health", "model", "generation")
+# The answer of a wait that has found nothing out.
+NOTHING: t.Dict[str, t.Any] = {
+    "tier_reached": "",
+    "tiers": [],
+    "phase": "",
+    "percent": None,
+    "movement": {},
+    "restarts": 0,
+    "cause": None,
+    "log_tail": [],
+    "unit_state": None,
+    "elapsed": 0.0,
+}
 
 
 class Listener(t.NamedTuple):
@@ -41,6 +54,10 @@ class Target(t.Protocol):
 
     # What could not be seen, each said once.
     warnings: t.List[str]
+
+    @property
+    def port_number(self) -> int:
+        """Where the engine answers."""
 
     @property
     def keyed(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import typing as t
 
-__all__ = ("changed", "key", "line", "lines", "span", "stage", "subject")
+__all__ = ("Named", "answer", "changed", "key", "line", "lines", "named", "sentence", "span", "stage", "subject")
 
 Live = t.Mapping[str, t.Any]
 Key = t.List[t.Any]
@@ -27,12 +27,65 @@ QUIET = 15.0  # seconds without movement that are worth a word
 TAIL = 10
 UNLISTED = 120  # characters of what is said of a model that is not listed
 
+# How the end of a wait is said: each has its verdict in it.
+IS = {
+    "ready": "is ready",
+    "progressing": "is progressing",
+    "stalled": "is stalled",
+    "restart_loop": "is in a restart_loop",
+    "dead": "is dead",
+    "wrong_server": "has a wrong_server",
+    "wedged": "is wedged",
+    "auth_error": "has an auth_error",
+}
+NEXT = "; next: "
+BELOW_THE_ENGINE = ("", "unit", "listener")  # tiers above which the log tells no more where it is
+WIDEST = 400  # characters of a reason; the whole of it is in the result
+YOUNG = 1.0  # seconds between the sign that moved last and others that are told with it
+
+
+class Named(t.NamedTuple):
+    """What is waited for, by the names that people have for it."""
+
+    service: str = ""
+    unit: str = ""
+    url: str = ""
+    log_path: str = ""
+    defined: bool = False  # whether the host has a definition of the service
+    keyed: bool = False  # whether a key was given
+
+    def __str__(self) -> str:
+        if self.service and self.unit:
+            return 'the service "%s" (unit "%s")' % (self.service, self.unit)
+        if self.unit:
+            return 'the unit "%s"' % self.unit
+        at = 'the engine at "%s"' % self.url if self.url else "the engine"
+        return 'the service "%s", %s,' % (self.service, at) if self.service else at
+
+    @property
+    def stop(self) -> str:
+        """The command that stops it by proof."""
+        return "gpuops stop " + (self.service if self.service and self.defined else "--unit " + self.unit)
+
+    @property
+    def log(self) -> str:
+        """The command that shows what it has logged."""
+        return "tail " + self.log_path if self.log_path else "journalctl -u " + self.unit
+
 
 def subject(params: t.Mapping[str, t.Any]) -> str:
     """What a line calls that which is waited for."""
     unit = str(params.get("unit") or "")
     unit = unit[: -len(".service")] if unit.endswith(".service") else unit
     return str(params.get("service") or unit or _address(str(params.get("url") or "")))
+
+
+def named(params: t.Mapping[str, t.Any]) -> str:
+    """The same in a sentence."""
+    words = [str(params.get(name) or "") for name in ("service", "unit", "url")]
+    if words[0] and not words[1]:
+        return 'the service "%s"' % words[0]
+    return str(Named(words[0], words[1], _address(words[2])))
 
 
 def _address(url: str) -> str:
@@ -84,9 +137,9 @@ def line(live: Live) -> str:
         head += ", " + span(live["asking"])
     parts = [head]
     if live.get("memory") is not None:
-        parts.append("%d MiB" % live["memory"])
+        parts.append("%s %d MiB" % ("GPU" if live.get("on_gpu") else "memory", live["memory"]))
     if live.get("restarts"):
-        parts.append("restarted %s" % ("once" if live["restarts"] == 1 else "%d times" % live["restarts"]))
+        parts.append(_restarted(live["restarts"]))
     parts.append(span(live.get("elapsed") or 0.0))
     text = " · ".join(parts)
     moved = live.get("moved")
@@ -97,6 +150,80 @@ def line(live: Live) -> str:
     return text + ", moved %s ago" % span(moved)
 
 
+def sentence(result: t.Mapping[str, t.Any], named: Named) -> str:
+    """The end of a wait: what was waited for, its verdict, where it stood, why, and the remedy where there is one."""
+    state = result.get("unit_state") or {}
+    named = named._replace(unit=str(state.get("name") or named.unit)) if named.unit else named
+    said = str(result["msg"])
+    for lead, it in (("the service is ready: ", ""), ('the unit "%s" ' % named.unit, "it ")):
+        if said.startswith(lead):
+            said = it + said[len(lead) :]
+    said = re.sub(r"something moved \d+ s ago", lambda found: found.group() + _signs(result), said, count=1)
+    clause, colon, why = said.partition(": ")
+    place = _place(result) if result["verdict"] in ("progressing", "stalled", "dead") else ""
+    if place:
+        clause += ", at " + place
+    why = why if len(why) <= WIDEST else why[: WIDEST - 3] + "..."
+    text = "%s %s: %s" % (named, IS[result["verdict"]], clause + colon + why + _held(result))
+    remedy = _remedy(result, named)
+    return text + NEXT + remedy if remedy else text
+
+
+def answer(result: t.Mapping[str, t.Any]) -> str:
+    """The sentence after its verdict, which it does not say again."""
+    verdict = str(result["verdict"])
+    head, found, rest = str(result["msg"]).partition(" %s: " % IS.get(verdict, "\0"))
+    return "%s: %s" % (verdict, "%s: %s" % (head.rstrip(","), rest) if found else head)
+
+
+def _place(result: t.Mapping[str, t.Any]) -> str:
+    """How far the load had come by the log."""
+    phase, percent = str(result["phase"] or ""), result["percent"]
+    if result["tier_reached"] not in BELOW_THE_ENGINE or phase in ("", "started"):
+        return ""
+    return phase.replace("_", " ") + ("" if percent is None else " %d %%" % int(percent))
+
+
+def _signs(result: t.Mapping[str, t.Any]) -> str:
+    """The signs that moved last."""
+    ages = result["movement"]
+    last = [name for name, age in ages.items() if age <= min(ages.values()) + YOUNG]
+    return " (%s)" % ", ".join(name.replace("_", " ") for name in last) if last else ""
+
+
+def _held(result: t.Mapping[str, t.Any]) -> str:
+    """Who else holds the GPUs, after a start that ran out of their memory."""
+    holders = (result["cause"] or {}).get("holders")
+    if holders is None:
+        return ""
+    if not holders:
+        return "; no other process is seen to hold the GPUs"
+    more = "" if len(holders) == 1 else ", and %d more" % (len(holders) - 1)
+    return "; %s%s" % (holders[0], more)
+
+
+def _remedy(result: t.Mapping[str, t.Any], named: Named) -> str:
+    """What to do next, where that is one thing."""
+    verdict, state = result["verdict"], result.get("unit_state") or {}
+    if verdict == "auth_error":
+        return 'give another "api_key"' if named.keyed else 'give "api_key"'
+    if verdict == "progressing":
+        # One look asks for nothing.
+        return "" if str(result["msg"]).startswith("not ready at this moment") else 'wait again with a longer "timeout"'
+    if not named.unit or verdict in ("ready", "wrong_server"):
+        return ""
+    if verdict in ("stalled", "wedged"):
+        pid = state.get("main_pid")
+        return "py-spy dump --pid %d, then %s" % (pid, named.stop) if pid else named.log
+    if verdict == "restart_loop":
+        return named.stop
+    if state.get("load_state") in ("not-found", "masked"):
+        return "systemctl unmask " + named.unit if state["load_state"] == "masked" else ""
+    if state.get("active_state") in ("failed", "inactive"):
+        return named.log if result["log_tail"] else "systemctl start " + named.unit
+    return named.stop
+
+
 def lines(result: t.Mapping[str, t.Any]) -> t.List[str]:
     """What there is to say of the end of a wait besides its own sentence."""
     found = []
@@ -104,6 +231,8 @@ def lines(result: t.Mapping[str, t.Any]) -> t.List[str]:
         word = {True: "reached", False: "not reached", None: "not judged"}[tier["reached"]]
         at = " at %s" % span(tier["at"]) if tier["at"] is not None else ""
         found.append("%-10s  %s%s%s" % (tier["name"], word, at, ": " + tier["detail"] if tier["detail"] else ""))
+    if result.get("tiers") and result.get("verdict") != "ready":
+        found += _standing(result)
     cause = result.get("cause")
     if cause:
         found.append("cause: %s: %s" % (cause["kind"], cause["line"]))
@@ -112,9 +241,28 @@ def lines(result: t.Mapping[str, t.Any]) -> t.List[str]:
             sizes = ["%s %g MiB" % (name[: -len("_mib")], size) for name, size in figures.items()]
             found.append("memory: " + ", ".join(sizes))
         found += ["holds the GPU: " + holder for holder in cause.get("holders") or ()]
+        if cause.get("holders") == []:
+            found.append("holds the GPU: no other process that can be seen")
     if result.get("verdict") != "ready":
         found += ["log: " + entry for entry in (result.get("log_tail") or [])[-TAIL:]]
     return found
+
+
+def _standing(result: t.Mapping[str, t.Any]) -> t.List[str]:
+    """Where a wait that failed stood, and which sign moved when."""
+    phase, percent, restarts = result.get("phase"), result.get("percent"), result.get("restarts")
+    words = [str(phase).replace("_", " ")] if phase else []
+    words += ["%g %%" % percent] if percent is not None else []
+    at = [" ".join(words)] if words else []
+    at += [_restarted(restarts)] if restarts else []
+    found = ["at: " + ", ".join(at)] if at else []
+    moved = sorted((result.get("movement") or {}).items(), key=lambda sign: float(sign[1]))
+    told = ["%s %g s ago" % (name.replace("_", " "), age) for name, age in moved]
+    return [*found, "moved: " + (", ".join(told) or "nothing")]
+
+
+def _restarted(times: int) -> str:
+    return "restarted %s" % ("once" if times == 1 else "%d times" % times)
 
 
 def _shows_percent(live: Live) -> bool:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from . import (
     _wait_line,
     _wait_request,
     _wait_state,
+    _wait_text,
 )
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._errors import ServingError, UsageError
@@ -61,6 +63,7 @@ class Plan(t.NamedTuple):
     options: Options
     gpus: t.Optional[t.List[str]]
     veil: _foreign.Veil = _foreign.BARE
+    named: _wait_text.Named = _wait_text.Named()
 
     def wait(self, clock: Clock = SYSTEM_CLOCK, start: t.Optional[float] = None) -> Wait:
         return Wait(self.target, self.profile, self.options, clock, start, self.veil)
@@ -102,7 +105,15 @@ def plan(params: Params) -> Plan:
     if unit and url and not _wait_request.goes_on(params.get("resume")):
         target.bound(Deadline(options.timeout))  # that of the wait begins with its first look
         target.check_here()
-    return Plan(target, profile, options, params["gpus"], _foreign.Veil(_http.secrets_of(access)))
+    named = _wait_text.Named(
+        params["service"] or "",
+        _systemd.unit_name(unit) if unit else "",
+        url,
+        params["log_path"] or "",
+        bool(params.get("definition")),
+        target.keyed,
+    )
+    return Plan(target, profile, options, params["gpus"], _foreign.Veil(_http.secrets_of(access)), named)
 
 
 def _check_times(params: Params) -> None:
@@ -182,7 +193,8 @@ def run(
             watch(wait)
 
     try:
-        ending = wait.run(seen, once=check_mode)
+        with _found_out(planned, wait):
+            ending = wait.run(seen, once=check_mode)
         assert ending is not None
         return _answer(planned, wait, ending)
     finally:
@@ -212,7 +224,8 @@ def _slice(
             if ask.line:
                 part.tell(lambda live: write(json.dumps(_foreign.walked(live, planned.veil))))
 
-        ending = part.wait.run(keep, leave=part)
+        with _found_out(planned, part.wait):
+            ending = part.wait.run(keep, leave=part)
     if ending is not None:
         # The target carries them from slice to slice, without what has been put right since and with the newest counts.
         for text in planned.target.warnings:
@@ -232,24 +245,41 @@ def _unheard(number: int = 1) -> bool:
     return any(event & (select.POLLERR | select.POLLHUP | select.POLLNVAL) for _number, event in poller.poll(0))
 
 
+@contextlib.contextmanager
+def _found_out(planned: Plan, wait: Wait) -> t.Iterator[None]:
+    """Let an error of the wait itself bring along what was found out before."""
+    try:
+        yield
+    except ServingError as error:
+        found = _foreign.walked(wait.as_dict(Ending("error", error.message)), planned.veil, keep=OURS)
+        error.result = {**found, **error.result}
+        raise
+
+
 def _answer(planned: Plan, wait: Wait, ending: Ending) -> t.Dict[str, t.Any]:
     result = wait.as_dict(ending)
     cause = result["cause"]
     if cause is not None and cause["kind"] == "gpu_out_of_memory" and planned.gpus != []:
-        result["cause"] = {**cause, "holders": _holders(planned, wait.deadline.patience(HOLDERS_LIMIT))}
-    return t.cast(t.Dict[str, t.Any], _foreign.walked(result, planned.veil, keep=OURS))
+        holders = _holders(planned, wait.deadline.patience(HOLDERS_LIMIT))
+        result["cause"] = cause if holders is None else {**cause, "holders": holders}
+    told: t.Dict[str, t.Any] = _foreign.walked(result, planned.veil, keep=OURS)
+    # What is secret may be cut in it, so it must be gone before.
+    told["msg"] = planned.veil(_wait_text.sentence(told, planned.named))
+    return told
 
 
-def _holders(planned: Plan, limit: float) -> t.List[str]:
-    """Who else holds the GPUs, each with its pid, name, unit and memory. What cannot be told is no reason to fail."""
+def _holders(planned: Plan, limit: float) -> t.Optional[t.List[str]]:
+    """Who else holds the GPUs, each with its pid, name, unit and memory; None where that cannot be seen."""
     from . import _gpu
 
     name = planned.target.name
     own = _systemd.unit_name(name) if name else None
     try:
         reading = _gpu.read(_gpu.Options(gpus=planned.gpus), limit)
-    except ServingError:
-        return []
+    except ServingError:  # no reason to fail
+        return None
+    if not reading.devices:
+        return None
     found: t.List[str] = []
     for device in reading.devices:
         for place in (device, *device.partitions):

@@ -65,7 +65,7 @@ class Service:
         self.closed = 0
         self.patience: t.Callable[[float], float] = lambda most: most
         self.warnings: t.List[str] = []
-        self.keyed = False
+        self.port_number, self.keyed = 8000, False  # by which it is asked
 
     def bound(self, deadline: Deadline) -> None:
         self.patience = deadline.patience

@@ -22,7 +22,7 @@ def test_another_process_on_the_port_is_the_wrong_server_when_seen_twice() -> No
     service.port = lambda now: Listener("foreign", '99 "open-webui" (unit none)')
     found = service.wait()
     assert (found.verdict, found.wait.reached) == ("wrong_server", "unit")
-    assert found.msg == ("the port belongs to another process than the unit's: " + '99 "open-webui" (unit none)')
+    assert found.msg == ("port 8000 belongs to another process than the unit's: " + '99 "open-webui" (unit none)')
     # The last look at the old instance of a hand-over is normal.
     service.clock.now = 0
     service.port = lambda now: Listener("foreign" if now < 0.2 else "owned", "x")
@@ -225,8 +225,14 @@ def test_a_server_that_still_warms_up_is_not_wedged() -> None:
 def test_a_refused_key_is_reported_at_once(where: str) -> None:
     service = Service()
     service.models = lambda now: _http.Answer("u", status=401) if where == "models" else listing("m")
-    service.token = lambda now: Side("auth_error", status=401, error="status 401")
-    assert service.wait().verdict == "auth_error"
+    service.token = lambda now: Side("auth_error", status=401, error="status 401: the API key is refused")
+    # The tier says why it is not reached, and a key that is wrong is another thing than none.
+    for keyed, words in ((True, "the API key is refused"), (False, "it asks for an API key, and none was given")):
+        service.clock.now, service.keyed = 0, keyed
+        found = service.wait()
+        assert found.verdict == "auth_error"
+        assert found.msg.endswith("status 401: " + words)
+        assert found.wait.tiers[-1 if where == "token" else -2].detail.endswith("status 401: " + words)
 
 
 def test_a_generation_that_fails_fast_while_it_still_loads_is_not_wedged() -> None:

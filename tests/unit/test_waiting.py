@@ -22,6 +22,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils import (
     _service,
     _systemd,
     _target,
+    _tiers,
     _wait_request,
     _wait_state,
     _waiting,
@@ -609,6 +610,15 @@ def test_who_else_holds_the_gpus_is_named_when_their_memory_ran_out(
         "process 11, which is not in the process table here, has the device node open on GPU 0",
     ]
     assert asked == [(["0"], _waiting.HOLDERS_LIMIT)]
+    assert "; %s, and 1 more; next: " % cause["holders"][0] in planned.run(gpus=["0"])["msg"]
+
+
+def test_nobody_else_on_the_gpus_is_said_too(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    out_of_memory(planned.service)
+    holders(monkeypatch, holder(10, "x.service"))
+    found = planned.run(gpus=["0"])
+    assert found["cause"]["holders"] == []
+    assert "; no other process is seen to hold the GPUs; next: " in found["msg"]
 
 
 def test_who_holds_the_gpus_is_not_asked_for_long_at_the_end_of_the_time(
@@ -668,4 +678,60 @@ def test_gpus_that_cannot_be_asked_are_no_reason_to_fail(planned: Planned, monke
 
     out_of_memory(planned.service)
     monkeypatch.setattr(_gpu, "read", read)
-    assert planned.run()["cause"]["holders"] == []
+    found = planned.run()
+    # To see nobody is another thing than not to see.
+    assert "holders" not in found["cause"]
+    assert "hold the GPUs" not in found["msg"]
+
+
+def test_the_sentence_names_the_service_the_unit_and_the_place(planned: Planned) -> None:
+    loading(planned.service, 9999)
+    planned.service.lines = lambda now: ["Loading safetensors checkpoint shards: 16% Completed"] if now < 1 else []
+    assert planned.run(service="qwen", timeout=60.0, stall_timeout=30.0)["msg"] == (
+        'the service "qwen" (unit "x.service") is stalled: for 30 s nothing moved, at loading weights 16 %: the tier '
+        '"listener" is not reached: nothing listens on the port; '
+        "next: py-spy dump --pid 10, then gpuops stop --unit x.service"
+    )
+
+
+def test_the_sentence_quotes_no_secret_not_even_where_it_is_cut(planned: Planned) -> None:
+    loading(planned.service, 100)
+    secret = "sk-" + "0123456789" * 4
+    planned.service.lines = lambda _now: ["[Errno 98] address already in use: %s%s" % ("x" * 340, secret)]
+    planned.service.state = lambda now: changed(active_state="failed", main_pid=0) if now > 1 else changed()
+    found = planned.run(api_key=secret)
+    assert found["verdict"] == "dead"
+    assert "sk-0" not in found["msg"]
+
+
+def test_a_dead_unit_is_the_reason_of_its_tier(planned: Planned) -> None:
+    planned.service.state = lambda now: changed(active_state="inactive", main_pid=0)
+    found = planned.run()
+    said = 'the unit "x.service" is inactive, and nothing is about to start it'
+    assert (found["verdict"], found["tiers"][0]["detail"]) == ("dead", said)
+
+
+@pytest.mark.parametrize("log", [[], ["Loading safetensors checkpoint shards: 98% Completed"]])
+def test_what_generates_is_complete_whatever_its_log_said_last(planned: Planned, log: t.List[str]) -> None:
+    loading(planned.service, 30)
+    planned.service.lines = lambda now: log if now < 20 else []
+    assert planned.run()["percent"] == 100.0
+    planned.service.clock.now = 0.0
+    assert planned.run(tier="listener")["percent"] == (98.0 if log else None)
+
+
+@pytest.mark.parametrize("resume", [None, _wait_request.request(0.0, True)])
+def test_an_error_of_the_wait_brings_what_was_found_before(planned: Planned, resume: t.Optional[str]) -> None:
+    loading(planned.service, 100)
+    planned.service.lines = lambda now: ["Loading safetensors checkpoint shards: 16% Completed; key sk-0123456789"]
+
+    def tick() -> None:
+        if planned.service.clock.now > 0.5:
+            raise ServingError("the lease is lost", verdict="refused")
+
+    with pytest.raises(ServingError) as caught:
+        _waiting.run({**GIVEN, "api_key": "sk-0123456789", "resume": resume}, tick=tick, clock=planned.service.clock)
+    found = caught.value.result
+    assert (found["verdict"], found["percent"], found["tier_reached"]) == ("refused", 16.0, "unit")
+    assert set(_tiers.NOTHING) <= set(found)
+    assert "0123456789" not in str(found)

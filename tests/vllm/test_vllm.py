@@ -269,7 +269,7 @@ def test_each_phase_of_the_log_is_told_once_and_in_the_order_of_the_profile(serv
 def test_another_model_is_not_there(serving: Vllm) -> None:
     found = serving.look(model="large")
     assert (found["verdict"], found["tier_reached"]) == ("wrong_server", "health")
-    assert found["msg"] == 'the model "large" is not listed: there are "tiny"'
+    assert found["msg"].endswith(' has a wrong_server: the model "large" is not listed: there are "tiny"')
     probe = serving.module("route_probe", model="large", timeout=30, report_only=True)
     assert (probe["verdict"], probe["direct"]["status"]) == ("wrong_model", 404)
 
