@@ -21,7 +21,7 @@ from ansible.errors import AnsibleActionFail, AnsibleConnectionFailure
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 from ansible.utils.display import Display
-from ansible_collections.gpuops.serving.plugins.module_utils import _wait_request, _wait_text
+from ansible_collections.gpuops.serving.plugins.module_utils import _tiers, _wait_request, _wait_text
 from ansible_collections.gpuops.serving.plugins.plugin_utils import _wait_beside
 
 display = Display()
@@ -30,6 +30,7 @@ HEARTBEAT = 60.0  # seconds after which a line is shown although nothing changed
 AGAIN = 1.0  # seconds between two tries to connect
 RECONNECT = 60.0
 PARENT = 5.0  # seconds between two looks at whether the controller still lives
+AFRESH = "wait again, nothing was changed"
 MACHINES = ("json", "jsonl", "oneline", "null", "junit")
 
 Result = t.Dict[str, t.Any]
@@ -47,17 +48,27 @@ class ActionModule(ActionBase):
         variables = task_vars or {}
         if self._task.args.get("resume") is not None:
             raise AnsibleActionFail('"resume" is how the controller asks for a slice of a wait: leave it out')
-        if self._task.check_mode or self._task.async_val:
+        if self._task.async_val:
             return t.cast(
-                Result,
-                self._execute_module(
-                    module_args=dict(self._task.args), task_vars=variables, wrap_async=bool(self._task.async_val)
-                ),
+                Result, self._execute_module(module_args=dict(self._task.args), task_vars=variables, wrap_async=True)
             )
-        return _cleaned(self._wait(variables))
-
-    def _wait(self, variables: t.Dict[str, t.Any]) -> Result:
         screen = self._screen(variables)
+        result = self._look(variables, screen) if self._task.check_mode else self._wait(variables, screen)
+        if result.get("unreachable"):
+            # Whatever is left there cannot be removed, and to try would put another failure in the place of this one.
+            self._connection._shell.tmpdir = None
+        elif result.get("failed") and "verdict" not in result:
+            result = _broken_off(result, screen)
+        return _cleaned(result)
+
+    def _look(self, variables: t.Dict[str, t.Any], screen: Screen) -> Result:
+        """One look, for check mode."""
+        try:
+            return t.cast(Result, self._execute_module(module_args=dict(self._task.args), task_vars=variables))
+        except AnsibleConnectionFailure as error:
+            return screen.not_reached(error)
+
+    def _wait(self, variables: t.Dict[str, t.Any], screen: Screen) -> Result:
         patience = _number(self._task.args.get("reconnect_timeout"), RECONNECT)
         parent = os.getppid()
         with _bound_to(parent):
@@ -65,7 +76,10 @@ class ActionModule(ActionBase):
 
     def _slices(self, variables: t.Dict[str, t.Any], screen: Screen, patience: float, parent: int) -> Result:
         token, cap, damaged, whole, heard = "", float("inf"), 0, False, False
-        self._greet()
+        try:
+            self._greet()
+        except AnsibleConnectionFailure as error:
+            return screen.not_reached(error)
         began = time.monotonic()
         lost: t.Optional[float] = None  # when that was seen
         while True:
@@ -80,14 +94,15 @@ class ActionModule(ActionBase):
                 heard = beside.heard
                 if result.get("unreachable"):
                     raise AnsibleConnectionFailure(str(result.get("msg", "")))
-            except AnsibleConnectionFailure:
+            except AnsibleConnectionFailure as error:
                 now = time.monotonic()
                 lost, heard = now if lost is None else lost, False
                 if now - lost >= patience or now - began >= cap:
-                    raise
-                screen.disconnected(patience)
+                    return screen.given_up(error, now - began, now - lost)
+                screen.disconnected(patience - (now - lost))
                 time.sleep(AGAIN)
-                self._connect_anew()
+                if self._connect_anew():
+                    screen.connected()
                 continue
             lost = None
             screen.connected()  # whatever the answer is
@@ -127,25 +142,30 @@ class ActionModule(ActionBase):
         elif self._connection._shell.tmpdir is None:
             self._make_tmp_path()
 
-    def _connect_anew(self) -> None:
-        """Leave no trace of the connection that was lost, nor count on what was on the host before."""
+    def _connect_anew(self) -> bool:
+        """Leave no trace of the connection that was lost, nor count on what was on the host before.
+
+        Says whether the host is there again.
+        """
         with contextlib.suppress(Exception):
             self._connection.reset()
         folder = self._connection._shell.tmpdir
-        if folder is None:
-            return
+        look = ":" if folder is None else "test -d " + shlex.quote(folder)
         try:
-            found = self._low_level_execute_command("test -d " + shlex.quote(folder), sudoable=False)
+            found = self._low_level_execute_command(look, sudoable=False)
         except AnsibleConnectionFailure:
-            return
-        if found["rc"] == 1:
+            return False
+        if folder is not None and found["rc"] == 1:
             self._connection._shell.tmpdir = None
+        return True
 
     def _screen(self, variables: t.Mapping[str, t.Any]) -> Screen:
         args = self._task.args
         host = str(self._task.delegate_to or variables.get("inventory_hostname") or "")
         shown = not self._task.no_log and bool(boolean(args.get("progress", True), strict=False))
-        return Screen(("%s %s" % (host, _wait_text.subject(args))).strip(), shown)
+        screen = Screen(("%s %s" % (host, _wait_text.subject(args))).strip(), shown)
+        screen.host, screen.subject = 'the host "%s"' % host, _wait_text.named(args)
+        return screen
 
 
 class Screen:
@@ -153,12 +173,15 @@ class Screen:
 
     def __init__(self, name: str, on: bool, clock: t.Callable[[], float] = time.monotonic) -> None:
         self.name, self.on, self.lost = name, on, False
+        self.host, self.subject = "the host", "the service"  # in a sentence
+        self.live: t.Mapping[str, t.Any] = {}  # where the wait stood last
         self._clock = clock
         self._key: t.Optional[t.List[t.Any]] = None
         self._at = clock()
 
     def show(self, live: t.Mapping[str, t.Any]) -> None:
         self.connected()
+        self.live = live
         key = _wait_text.key(live)
         if _wait_text.changed(self._key, key) or self._clock() - self._at >= HEARTBEAT:
             self._key = key
@@ -173,6 +196,27 @@ class Screen:
         if self.lost:
             self._write("the connection is back")
         self.lost = False
+
+    @property
+    def last(self) -> str:
+        """Where it stood, for the end of a sentence about a wait that could not be finished."""
+        seen = "last seen at: " + _wait_text.line(self.live) if self.live else "nothing was seen of it"
+        return seen + _wait_text.NEXT + AFRESH
+
+    def answer(self, **facts: t.Any) -> Result:
+        """What the slices told, in the words of an answer."""
+        names = ("phase", "percent", "tier_reached", "restarts", "elapsed")
+        known = {name: self.live[name] for name in names if name in self.live}
+        return {**_tiers.NOTHING, **known, "changed": False, "ok": False, "verdict": "error", **facts}
+
+    def not_reached(self, error: Exception) -> Result:
+        text = "%s cannot be reached, so %s was not waited for: %s"
+        return self.answer(unreachable=True, msg=text % (self.host, self.subject, error))
+
+    def given_up(self, error: Exception, elapsed: float, tried: float) -> Result:
+        text = "%s was lost while %s was waited for, and was tried again for %s: %s; %s"
+        msg = text % (self.host, self.subject, _wait_text.span(tried), error, self.last)
+        return self.answer(unreachable=True, msg=msg, elapsed=round(elapsed, 3))
 
     def _write(self, text: str) -> None:
         self._at = self._clock()
@@ -216,6 +260,15 @@ def _end() -> t.NoReturn:
                 with contextlib.suppress(OSError):
                     os.kill(int(pid), signal.SIGTERM)
     os._exit(1)
+
+
+def _broken_off(result: Result, screen: Screen) -> Result:
+    """The answer for a module that gave none: it was killed, or its arguments were refused."""
+    if "rc" in result or "module_stdout" in result:
+        text = "the wait for %s was broken off on %s: %s; %s"
+        said = str(result.get("msg", "")).strip().rstrip(".")
+        result["msg"] = text % (screen.subject, screen.host, said, screen.last)
+    return screen.answer(**result)
 
 
 def _number(value: t.Any, default: float) -> float:

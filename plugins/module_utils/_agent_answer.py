@@ -24,26 +24,30 @@ def tell(
     as_json: bool,
     lines: t.Callable[[Result], t.Iterable[str]],
     word: t.Callable[[Result], str] = lambda result: str(result["verdict"]),
+    sentence: t.Optional[t.Callable[[Result], str]] = None,
+    nothing: t.Optional[Result] = None,
 ) -> int:
     """Do the work, print what came of it, and say with which status to exit.
 
-    ``lines`` are what people are told above the sentence of the result, and ``word`` is what stands before it.
+    ``lines`` are what people are told above the sentence of the result, and ``word`` is what stands before it, unless
+    ``sentence`` makes it with its word. ``nothing`` is the result of work that has found nothing out.
     """
     warnings: t.List[str] = []
     try:
         result = work(warnings.append)
     except UsageError as error:
         if as_json:
-            _print_json({**error.result, "msg": error.message, "verdict": "error"}, warnings)
+            _print_json({**(nothing or {}), **error.result, "msg": error.message, "verdict": "error"}, warnings)
         raise
     except ServingError as error:
-        result = {"verdict": "error", **error.result, "msg": error.message}
+        result = {**(nothing or {}), "verdict": "error", **error.result, "msg": error.message}
     if as_json:
         _print_json(result, warnings)
     else:
         for line in lines(result):
             print(_foreign.seen(line))
-        print(_foreign.seen("%s: %s" % (word(result), result["msg"])))
+        said = "%s: %s" % (word(result), result["msg"]) if sentence is None else sentence(result)
+        print(_foreign.seen(said))
         for text in warnings:
             print(_foreign.seen("gpuops: warning: %s" % text), file=sys.stderr)
     return _verdicts.lookup(result["verdict"]).exit_code

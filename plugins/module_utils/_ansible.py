@@ -60,12 +60,14 @@ def run_module(
     fill: t.Optional[t.Mapping[str, str]] = None,
     requires: t.Sequence[str] = (),
     mutating: bool = False,
+    nothing: t.Optional[t.Mapping[str, t.Any]] = None,
     **rules: t.Any,
 ) -> None:
     """Run ``body`` and answer for it.
 
     ``fill`` maps options to keys of the service's definition, for the options that the caller left out;
     without it the definition is not looked at.
+    ``nothing`` is what an answer has in it that has found nothing out.
     ``rules`` are handed to :class:`AnsibleModule` (``mutually_exclusive``, ``required_one_of`` and so on).
     """
     module = AnsibleModule(argument_spec=argument_spec, supports_check_mode=True, **rules)
@@ -97,7 +99,7 @@ def run_module(
             result = body(context)
         verdict = _verdicts.lookup(result["verdict"])
     except ServingError as error:
-        failure = {key: value for key, value in error.result.items() if key != "msg"}
+        failure = {**(nothing or {}), **{key: value for key, value in error.result.items() if key != "msg"}}
         failure.setdefault("changed", False)
         failure.setdefault("ok", False)
         failure.setdefault("verdict", "error")
@@ -111,6 +113,7 @@ def run_module(
             ok=False,
             verdict="error",
             exception=_foreign.valid(traceback.format_exc()),
+            **(nothing or {}),
         )
     _answer(module, result, verdict)
 

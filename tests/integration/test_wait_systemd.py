@@ -26,7 +26,7 @@ ENGINE = REPO / "tests" / "fakes" / "engine.py"
 HOSTS = ("gpu1=bullseye,user=ops", "gpu2=trixie")
 OLD, NEW = "gpu1", "gpu2"
 PORT = 9200
-# gpu03 qwen: loading weights 63 % · 71204 MiB · 4 m 12 s, moved 2 s ago
+# gpu03 qwen: loading weights 63 % · GPU 71204 MiB · 4 m 12 s, moved 2 s ago
 LIVE = re.compile(r"^(gpu[12]) (\S+): (.+)$", re.M)
 BAR = re.compile(r"loading weights (\d+) %")
 EACH = 2.0  # seconds of one percent of a long load
@@ -384,6 +384,7 @@ def test_a_cable_that_stays_pulled_makes_the_host_unreachable_in_time(lab: Lab) 
         lab.fleet.lab("heal", NEW)
     assert runs and runs[0].status == 4, runs
     assert "UNREACHABLE" in runs[0].out
+    assert re.search(r"was lost while the unit .{2,20} was waited for.*last seen at: loading weights", runs[0].out)
     assert 9 < time.monotonic() - began < 45
 
 
@@ -481,6 +482,7 @@ def test_out_of_memory_names_who_holds_the_gpu(lab: Lab) -> None:
     found = lab.wait(NEW, engine="llama_cpp", gpus=["0"])
     assert (found["verdict"], found["cause"]["kind"]) == ("dead", "gpu_out_of_memory")
     assert "other.service" in json.dumps(found["cause"]["holders"])
+    assert "other.service" in found["msg"]
     assert found["cause"]["figures"]["wanted_mib"] > found["cause"]["figures"]["free_mib"]
 
 

@@ -97,6 +97,18 @@ def test_an_error_without_a_verdict_of_its_own_is_an_error(run: t.Any) -> None:
     assert (code, result["verdict"], result["ok"]) == (1, "error", False)
 
 
+@pytest.mark.parametrize("error", [ServingError("no", tiers=[1]), UsageError("no"), ValueError("a bug")])
+def test_an_error_has_all_that_an_answer_has(run: t.Any, error: Exception) -> None:
+    def body(_ctx: t.Any) -> t.Any:
+        raise error
+
+    nothing = {"tiers": [], "elapsed": 0.0, "cause": None}
+    _code, result = run(body, nothing=nothing)
+    assert result["verdict"] == "error"
+    found = getattr(error, "result", {})
+    assert {name: result[name] for name in nothing} == {**nothing, **found}
+
+
 def test_an_error_in_the_middle_keeps_what_was_found_and_says_its_own_sentence(run: t.Any) -> None:
     def body(ctx: _ansible.Context) -> _ansible.Result:
         raise ServingError("the lease is gone", msg="2 processes are left", verdict="survivors", survivors=[1])
