@@ -10,13 +10,15 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
 import typing as t
 
 from . import _agent_answer, _agent_gpu, _engines, _service, _wait_text
-from ._tiers import TIERS
+from ._errors import UsageError
+from ._tiers import NOTHING, TIERS
 
 if t.TYPE_CHECKING:
     from ._readiness import Wait
@@ -24,11 +26,17 @@ if t.TYPE_CHECKING:
 __all__ = ["add", "run"]
 
 HEARTBEAT = 60.0  # seconds after which a line is printed although nothing changed
-FASTEST = 1.0  # seconds between two lines
+FASTEST, SLOWER = 1.0, 5.0  # seconds between two lines: for a change, and for one of the percentage alone
 REDRAWN = 0.25
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 BAR = "|{bar:20}| {desc}"
 WIDTH, HEIGHT = 100, 24  # of a terminal that does not tell its own
+# Options that have another name here than in the module, and where a word that is one names something else.
+FLAGS = {"api_key": "--api-key-file", "headers": "--header-file", "validate_certs": "--no-validate-certs"}
+OPTION = re.compile(
+    '(?<!tier )(?<!service )(?<!model )(?<!unit )"(unit|url|engine|profile|model|gpus|log_path|tier|timeout|ca_path'
+    '|stall_timeout|generation_timeout|max_restarts|interval|api_key|headers|validate_certs)"(?! in /)'
+)
 
 
 def add(commands: t.Any) -> None:
@@ -86,7 +94,13 @@ def add(commands: t.Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     with _ended_by_signals():
-        return _agent_answer.tell(lambda warn: _wait(arguments, warn), arguments.json, _wait_text.lines)
+        return _agent_answer.tell(
+            lambda warn: _wait(arguments, warn),
+            arguments.json,
+            _wait_text.lines,
+            sentence=_wait_text.answer,
+            nothing=NOTHING,
+        )
 
 
 @contextlib.contextmanager
@@ -111,6 +125,20 @@ def _end(number: int, _frame: object) -> t.NoReturn:
 
 
 def _wait(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dict[str, t.Any]:
+    try:
+        result = _asked(arguments, warn)
+    except UsageError as error:
+        raise UsageError(_spoken(error.message), **error.result) from None
+    reason, then, remedy = str(result["msg"]).rpartition(_wait_text.NEXT)
+    return {**result, "msg": reason + then + _spoken(remedy)} if then else result
+
+
+def _spoken(text: str) -> str:
+    """The same, with the options as they are called here."""
+    return OPTION.sub(lambda found: FLAGS.get(found.group(1), "--" + found.group(1).replace("_", "-")), text)
+
+
+def _asked(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dict[str, t.Any]:
     # Loaded where it is asked for: the other commands are called by units, and need none of it.
     from . import _waiting
 
@@ -118,11 +146,16 @@ def _wait(arguments: argparse.Namespace, warn: t.Callable[[str], None]) -> t.Dic
     params["headers"] = _headers(params.pop("header_file"), params["headers"])
     key_file = params["api_key_file"] or params.get("definition", {}).get("api_key_file")
     params["api_key"] = _service.read_key(key_file) if key_file else None
-    with contextlib.ExitStack() as opened:
-        watch = None
-        if params["progress"] and not params["check"]:
-            watch = opened.enter_context(_progress(_wait_text.subject(params)))
-        return _waiting.run(params, check_mode=params["check"], warn=warn, watch=watch)
+    name = _wait_text.subject(params)
+    watch = _progress(name) if params["progress"] and not params["check"] else _Watch()
+    try:
+        with watch:
+            return _waiting.run(params, check_mode=params["check"], warn=warn, watch=watch)
+    except (KeyboardInterrupt, SystemExit):  # a signal that ends it is the second
+        if watch.wait is not None and sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                print("%s: broken off at: %s" % (name, _wait_text.line(watch.wait.live())), file=sys.stderr)
+        raise
 
 
 def _headers(path: t.Optional[str], given: t.Optional[t.Sequence[t.Tuple[str, str]]]) -> t.Optional[t.Dict[str, str]]:
@@ -154,7 +187,7 @@ def _header(text: str) -> t.Tuple[str, str]:
 # While it lasts
 
 
-def _progress(name: str) -> t.ContextManager[t.Callable[[Wait], None]]:
+def _progress(name: str) -> _Watch:
     if sys.stderr.isatty():
         with contextlib.suppress(ImportError):
             from tqdm import tqdm
@@ -170,7 +203,22 @@ def _width() -> int:
         return 0
 
 
-class _Lines:
+class _Watch:
+    """Sees the wait all the time, and shows nothing."""
+
+    wait: t.Optional[Wait] = None
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def __call__(self, wait: Wait) -> None:
+        self.wait = wait
+
+
+class _Lines(_Watch):
     """One line for each change, and one now and then."""
 
     def __init__(self, name: str, clock: t.Callable[[], float] = time.monotonic) -> None:
@@ -178,23 +226,19 @@ class _Lines:
         self._key: t.Optional[t.List[t.Any]] = None
         self._at = clock()
 
-    def __enter__(self) -> _Lines:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        pass
-
     def __call__(self, wait: Wait) -> None:
+        super().__call__(wait)
         now, live = self._clock(), wait.live()
         key = _wait_text.key(live)
-        if now - self._at < FASTEST or not (_wait_text.changed(self._key, key) or now - self._at >= HEARTBEAT):
+        pause = {"much": FASTEST, "little": SLOWER}.get(_wait_text.changed(self._key, key), HEARTBEAT)
+        if now - self._at < pause:
             return
         self._key, self._at = key, now
         with contextlib.suppress(OSError):  # a terminal that is gone must not break off a wait
             print("%s: %s" % (self._name, _wait_text.line(live)), file=sys.stderr, flush=True)
 
 
-class _Bar:
+class _Bar(_Watch):
     """One line that is drawn anew: how far the whole load has come as far as that can be told, and what goes on."""
 
     def __init__(self, tqdm: t.Any, name: str, clock: t.Callable[[], float] = time.monotonic) -> None:
@@ -210,14 +254,12 @@ class _Bar:
         )
         self._name, self._clock, self._at = name, clock, float("-inf")
 
-    def __enter__(self) -> _Bar:
-        return self
-
     def __exit__(self, *_error: object) -> None:
         with contextlib.suppress(OSError):
             self._bar.close()
 
     def __call__(self, wait: Wait) -> None:
+        super().__call__(wait)
         now = self._clock()
         if now - self._at < REDRAWN:
             return

@@ -10,6 +10,7 @@ import argparse
 import io
 import json
 import os
+import re
 import signal
 import sys
 import types
@@ -147,7 +148,7 @@ def test_every_option_arrives(seen: Seen, tmp_path: Path) -> None:
         "api_key": "secret",
     }
     assert seen.calls[0]["check_mode"] is True
-    assert seen.watched == [None]
+    assert [type(watch).__name__ for watch in seen.watched] == ["_Watch"]  # which shows nothing
 
 
 @pytest.mark.parametrize(
@@ -293,21 +294,26 @@ def wait_at(**live: t.Any) -> t.Any:
     return types.SimpleNamespace(live=lambda: {**LIVE, **live})
 
 
-def test_lines_are_one_for_each_change_a_second_at_most_and_one_a_minute(
+def test_lines_are_one_for_each_change_few_of_them_for_a_percentage_and_one_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stream, clock = io.StringIO(), Clock()
     monkeypatch.setattr("sys.stderr", stream)
     lines = _agent_wait._Lines("qwen", clock)
-    for now, percent in ((0.5, 1.0), (1.0, 2.0), (1.5, 3.0), (2.0, 3.0), (30.0, 3.0), (61.9, 3.0), (62.0, 3.0)):
+    moments = ((0.5, 1.0), (1.0, 2.0), (1.5, 3.0), (5.9, 7.0), (6.0, 7.0), (30.0, 7.0), (65.9, 7.0), (66.0, 7.0))
+    for now, percent in moments:
         clock.now = now
         lines(wait_at(percent=percent, elapsed=now))
+    for now, phase in ((66.5, "compiling"), (67.0, "compiling")):
+        clock.now = now
+        lines(wait_at(phase=phase, percent=None, elapsed=now))
     assert [
         line.split(" · ")[0] + " " + line.split(" · ")[2].split(",")[0] for line in stream.getvalue().splitlines()
     ] == [
         "qwen: loading weights 2 % 1 s",
-        "qwen: loading weights 3 % 2 s",
-        "qwen: loading weights 3 % 1 m 02 s",
+        "qwen: loading weights 7 % 6 s",
+        "qwen: loading weights 7 % 1 m 06 s",
+        "qwen: compiling 1 m 07 s",
     ]
 
 
@@ -338,7 +344,7 @@ def test_a_terminal_gets_a_bar_of_the_whole_load(monkeypatch: pytest.MonkeyPatch
             bar(wait_at(overall=overall, percent=11.0))
             assert bar._bar.n == {1.1: 6, 2.0: 11}.get(now, int(overall or 0))
     text = stream.getvalue()
-    assert "| qwen: loading weights 11 % · 512 MiB · 5 s, moved 1 s ago" in text
+    assert "| qwen: loading weights 11 % · memory 512 MiB · 5 s, moved 1 s ago" in text
     assert "\r" in text
     assert "\n" not in text  # the answer is what stays
 
@@ -356,3 +362,93 @@ def test_without_the_library_of_the_bar_there_are_lines(monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.stderr", Terminal())
     _agent.main(["wait", "qwen"])
     assert type(seen.watched[0]).__name__ == "_Lines"
+
+
+# What it says
+
+
+def test_an_answer_says_its_verdict_once(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    seen.answers[0] = answer("stalled", msg='the unit "x.service" is stalled: for 60 s nothing moved: why')
+    assert _agent.main(["wait", "qwen"]) == 1
+    assert capsys.readouterr().out == 'stalled: the unit "x.service": for 60 s nothing moved: why\n'
+
+
+def test_a_failure_tells_what_moved_and_how_far_it_came(seen: Seen, capsys: pytest.CaptureFixture[str]) -> None:
+    tiers = [{"name": "unit", "reached": True, "at": 0.1, "detail": ""}]
+    facts = {"phase": "loading_weights", "percent": 40.0, "movement": {"cpu": 0.4}, "restarts": 0}
+    seen.answers[0] = answer("progressing", tiers=tiers, **facts)
+    assert _agent.main(["wait", "qwen"]) == 1
+    assert capsys.readouterr().out.splitlines()[1:3] == ["at: loading weights 40 %", "moved: cpu 0.4 s ago"]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            'there is nothing to wait for: give "unit" and "url", or a service whose definition has them',
+            "there is nothing to wait for: give --unit and --url, or a service whose definition has them",
+        ),
+        (
+            '"unit" is missing: without it the tier "unit" cannot be judged',
+            '--unit is missing: without it the tier "unit" cannot be judged',
+        ),
+        ('"stall_timeout" (9 s) is above "timeout" (6 s)', "--stall-timeout (9 s) is above --timeout (6 s)"),
+        ('"log_path" must be a path that begins with "/"', '--log-path must be a path that begins with "/"'),
+        ('use the tier "model"', 'use the tier "model"'),
+        ('the service "model" is not defined', 'the service "model" is not defined'),
+        # A key of a definition is no option.
+        ('"unit" in /etc/gpuops/services/q.json must be', '"unit" in /etc/gpuops/services/q.json must be'),
+    ],
+)
+def test_wrong_use_is_said_in_the_words_of_the_command(
+    seen: Seen, capsys: pytest.CaptureFixture[str], said: str, told: str
+) -> None:
+    seen.answers[0] = UsageError(said)
+    assert _agent.main(["wait", "qwen"]) == 3
+    assert capsys.readouterr().err == "gpuops: %s\n" % told
+
+
+def test_a_remedy_is_said_in_the_words_of_the_command_and_what_the_engine_said_as_it_did(
+    seen: Seen, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen.answers[0] = answer("auth_error", msg='u is in an auth_error: it said "api_key"; next: give "api_key"')
+    _agent.main(["wait", "qwen"])
+    assert capsys.readouterr().out.endswith('it said "api_key"; next: give --api-key-file\n')
+
+
+def test_every_option_of_the_module_has_a_name_in_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _agent.main(["wait", "--help"]) == 0
+    flags = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    names = re.findall(r"[a-z_]+", _agent_wait.OPTION.pattern.partition('"(')[2].partition(')"')[0])
+    assert {_agent_wait._spoken('"%s"' % name) for name in names} <= flags
+    documented = set(yaml.safe_load(wait_model_ready.DOCUMENTATION)["options"])
+    assert documented - OF_TASKS - {"service", "progress"} <= set(names)
+
+
+@pytest.mark.parametrize("argv", [[], ["--json"], ["--no-progress"]])
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
+def test_who_breaks_it_off_is_told_where_it_stood(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, argv: t.List[str], stream: io.StringIO
+) -> None:
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr("sys.stderr", stream)
+
+    def run(_params: t.Any, check_mode: bool, warn: t.Any, watch: t.Any) -> t.Any:
+        watch(wait_at(percent=37.0))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_waiting, "run", run)
+    assert _agent.main(["wait", "qwen", *argv]) == 130
+    last = stream.getvalue().replace("\r", "\n").splitlines()[-1]
+    assert last == "qwen: broken off at: loading weights 37 % · memory 512 MiB · 5 s, moved 1 s ago"
+
+
+@pytest.mark.parametrize("error", [UsageError("no such thing"), ServingError("systemd does not answer", restarts=2)])
+def test_an_error_has_all_that_an_answer_has(
+    seen: Seen, capsys: pytest.CaptureFixture[str], error: ServingError
+) -> None:
+    seen.answers[0] = error
+    _agent.main(["wait", "qwen", "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert set(yaml.safe_load(wait_model_ready.RETURN)) <= set(document)
+    assert (document["verdict"], document["restarts"]) == ("error", error.result.get("restarts", 0))
