@@ -28,8 +28,8 @@ description:
     utilisation is not looked at.
   - A unit that is dead, or is restarted again and again, is reported at once, with the line of the log that tells why.
   - "Where the wait stands is shown while it lasts, one line for each change, such as
-    C(gpu03 qwen: loading weights 63 % · 71204 MiB · 4 m 12 s, moved 2 s ago). For that the wait is cut into slices of
-    some seconds each, and what one slice has seen the next one knows. A connection that is lost meanwhile is made
+    C(gpu03 qwen: loading weights 63 % · GPU 71204 MiB · 4 m 12 s, moved 2 s ago). For that the wait is cut into slices
+    of some seconds each, and what one slice has seen the next one knows. A connection that is lost meanwhile is made
     again, and the wait goes on; see O(reconnect_timeout). With C(async) the wait is one call, and nothing is shown."
   - Nothing is changed. In check mode the service is looked at once, for 10 seconds at most, and not waited for. One
     that is not ready at that moment fails with V(progressing). No token is asked for of an engine that may load a model
@@ -139,7 +139,9 @@ options:
         renewed while the wait lasts.
     type: str
   report_only:
-    description: Do not fail the task, whatever the verdict; RV(ok) tells.
+    description:
+      - Do not fail the task, whatever the verdict; RV(ok) tells.
+      - With RV(verdict) V(error) there is none, and the task fails all the same.
     type: bool
     default: false
   resume:
@@ -190,11 +192,22 @@ verdict:
       (or of O(stall_timeout) where that is less) while nothing moved, or by at least three answers in a row, over at
       least 5 seconds (and O(generation_timeout) where something moves), that are no good ones. An engine that says that
       it is overloaded (status 429 or 503) is not wedged.
-    - A host that does not answer for a while, such as one whose systemd is busy, ends the wait as a failure only when
+    - V(error) when the wait itself failed, by wrong options, by a host that cannot be asked or was lost, or because the
+      module was killed. The other values then are what was found out before, mostly nothing.
+    - A host that does not answer for a while, such as one whose systemd is busy, ends the wait as V(error) only when
       that lasts for 60 seconds.
   type: str
   returned: always
   sample: ready
+msg:
+  description:
+    - What was waited for, the verdict, how far the load had come, why, and after C(next) what to do where that is one
+      thing.
+  type: str
+  returned: always
+  sample: >-
+    the service "qwen" (unit "gpuops-qwen.service") is stalled: for 300 s nothing moved, at loading weights 16 %: the
+    tier "listener" is not reached: nothing listens on port 8002; next: py-spy dump --pid 4711, then gpuops stop qwen
 ok:
   description: Whether the tier is reached.
   type: bool
@@ -235,7 +248,7 @@ phase:
   returned: always
   sample: loading_weights
 percent:
-  description: The last progress in the log, or null; V(100) once a token came back.
+  description: The last progress in the log, or null; always V(100.0) once a token came back.
   type: float
   returned: always
   sample: 62.5
@@ -277,7 +290,7 @@ cause:
       description: Who else holds the GPUs, at the end of the wait.
       type: list
       elements: str
-      returned: when memory of a GPU ran out
+      returned: when memory of a GPU ran out and it can be seen; empty when it is nobody
       sample: ['process 4711 "python3" (user qwen, unit old.service) holds 78102 MiB on GPU 0']
 log_tail:
   description: The last lines of the unit's log, as far as it was read. Empty after a wait that was ready at once.
@@ -295,7 +308,7 @@ elapsed:
   sample: 14.207
 """
 
-from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _waiting
+from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _lease, _tiers, _waiting
 
 
 def body(ctx: _ansible.Context) -> _ansible.Result:
@@ -338,6 +351,7 @@ def main() -> None:
         body,
         fill=_waiting.FILL,
         requires=("requests", "psutil"),
+        nothing=_tiers.NOTHING,
     )
 
 

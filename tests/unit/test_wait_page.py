@@ -43,7 +43,7 @@ def values(description: t.Any) -> t.List[str]:
 
 
 def test_the_decision_table_has_each_verdict_once_and_no_other() -> None:
-    assert first_column("The decision table") == [*WORDS, "unknown", "refused"]
+    assert first_column("The decision table") == [*WORDS, "unknown", "refused", "error"]
     assert all(word in _verdicts.VERDICTS for word in WORDS)
     assert {*WORDS, "unknown"} <= set(values(RETURN["verdict"]["description"]))
 
