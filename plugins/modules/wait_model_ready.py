@@ -128,7 +128,8 @@ options:
   reconnect_timeout:
     description:
       - Seconds for which a lost connection to the host is made again, counted from when the loss is seen. Then the host
-        is unreachable. The whole wait takes no longer than O(timeout) and this.
+        is unreachable, and the message says where the wait stood last. The whole wait takes no longer than
+        O(timeout) and this.
       - Without C(ServerAliveInterval) in the arguments of SSH, a connection that is cut in silence is not known to be
         lost. C(-o ServerAliveInterval=3 -o ServerAliveCountMax=2 -o ConnectTimeout=3) shows it after 8 s.
     type: float

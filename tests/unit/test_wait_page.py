@@ -12,7 +12,7 @@ import typing as t
 
 import pytest
 import yaml
-from ansible_collections.gpuops.serving.plugins.module_utils import _causes, _progress, _tiers, _verdicts
+from ansible_collections.gpuops.serving.plugins.module_utils import _causes, _progress, _tiers, _verdicts, _wait_text
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 PAGE = (REPO / "docs" / "slow-stalled-looping-dead.md").read_text(encoding="utf-8")
@@ -46,6 +46,23 @@ def test_the_decision_table_has_each_verdict_once_and_no_other() -> None:
     assert first_column("The decision table") == [*WORDS, "unknown", "refused", "error"]
     assert all(word in _verdicts.VERDICTS for word in WORDS)
     assert {*WORDS, "unknown"} <= set(values(RETURN["verdict"]["description"]))
+
+
+def test_the_message_that_is_shown_is_one_that_is_said() -> None:
+    result = {
+        "verdict": "stalled",
+        "msg": 'for 300 s nothing moved: the tier "listener" is not reached: nothing listens on port 8002',
+        "tier_reached": "unit",
+        "phase": "loading_weights",
+        "percent": 16.0,
+        "movement": {},
+        "cause": None,
+        "log_tail": [],
+        "unit_state": {"name": "gpuops-qwen.service", "main_pid": 4711},
+    }
+    text = _wait_text.sentence(result, _wait_text.Named("qwen", "gpuops-qwen", defined=True))
+    assert "\n%s\n" % text in PAGE
+    assert RETURN["msg"]["sample"] == text
 
 
 def test_every_verdict_is_reached_on_real_systemd() -> None:
