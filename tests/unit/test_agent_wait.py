@@ -215,6 +215,7 @@ def test_what_a_server_wrote_reaches_no_terminal_as_it_is(seen: Seen, capsys: py
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "model       not reached: lists \\x1b[2J\\ud800 ready: it is not",
+        "moved: nothing",
         "log: \\x9b1m",
         "stalled: a\\x1b]0;b\\x07 ready: c",
     ]
