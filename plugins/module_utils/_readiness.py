@@ -267,10 +267,6 @@ class Wait:
             return None
         self.state = state
         name = state.name
-        at_rest = state.active_state in ("failed", "inactive") and not state.job
-        if at_rest or not state.found:
-            gone = "%s (%s)" % (state.active_state, state.sub_state) if state.found else "it does not exist"
-            self.ladder.mark("unit", False, gone)
         if not state.found:
             return Ending("dead", 'the unit "%s" does not exist on this host' % name)
         if before is not None:

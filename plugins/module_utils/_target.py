@@ -275,11 +275,6 @@ class HostTarget:
 
     # The engine
 
-    @property
-    def keyed(self) -> bool:
-        """Whether the engine is given a key, or a header that may be one."""
-        return bool(self.access.api_key or self.access.headers)
-
     def get(self, path: str, timeout: float, method: str = "GET") -> _http.Answer:
         return _http.fetch(_http.Request(method, _http.join(self.url, path)), self.access, timeout)
 

@@ -259,7 +259,7 @@ def test_a_port_that_comes_to_somebody_else_gets_no_key_and_is_the_wrong_server(
     service.token = lambda now: Side("busy", status=429, error="busy") if now < 20 else Side("ok", ttft=0.1)
     found = service.wait("sglang", timeout=600)
     assert (found.verdict, found.wait.reached) == ("wrong_server", "unit")
-    assert found.msg == "the port belongs to another process than the unit's: " + THIEF.detail
+    assert found.msg == "port 8000 belongs to another process than the unit's: " + THIEF.detail
     assert 20 <= found.seconds < 24.5
     assert [one for one in asked if one[2] != MINE] == []
     assert {tier.reached for tier in found.wait.tiers[1:]} == {False}

@@ -655,9 +655,15 @@ def test_another_process_goes_on_as_if_there_were_only_one(case: t.Callable[[Ser
 @pytest.mark.parametrize(
     ("state", "detail"),
     [
-        (changed(active_state="failed", sub_state="failed", result="exit-code"), "failed (failed)"),
-        (changed(active_state="inactive", sub_state="dead", main_pid=0), "inactive (dead)"),
-        (changed(load_state="not-found", active_state="inactive"), "it does not exist"),
+        (
+            changed(active_state="failed", sub_state="failed", result="exit-code"),
+            'the unit "x.service" failed: systemd says exit-code',
+        ),
+        (
+            changed(active_state="inactive", sub_state="dead", main_pid=0),
+            'the unit "x.service" is inactive, and nothing is about to start it',
+        ),
+        (changed(load_state="not-found", active_state="inactive"), 'the unit "x.service" does not exist on this host'),
     ],
 )
 def test_a_dead_unit_is_said_in_the_line_of_its_tier_too(state: UnitState, detail: str) -> None:

@@ -227,7 +227,7 @@ def test_a_refused_key_is_reported_at_once(where: str) -> None:
     service.models = lambda now: _http.Answer("u", status=401) if where == "models" else listing("m")
     service.token = lambda now: Side("auth_error", status=401, error="status 401: the API key is refused")
     # The tier says why it is not reached, and a key that is wrong is another thing than none.
-    for keyed, words in ((True, "the API key is refused"), (False, "it asks for an API key, and none was given")):
+    for keyed, words in ((True, "the API key is refused"), (False, "it wants an API key, and none is given")):
         service.clock.now, service.keyed = 0, keyed
         found = service.wait()
         assert found.verdict == "auth_error"
