@@ -202,6 +202,24 @@ def test_record_survives_a_round_trip(tmp_path: t.Any, monkeypatch: pytest.Monke
         state.find(None, "other")
 
 
+def test_a_record_of_another_checkout_is_read_as_far_as_it_is_known(
+    tmp_path: t.Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "RUN", tmp_path)
+    lab().save()
+    record = json.loads(state.record("demo").read_text())
+    record["later"] = ["more"]
+    for host in record["hosts"]:
+        host["later"] = {"more": 1}
+    state.record("demo").write_text(json.dumps(record))
+    assert state.all_labs() == [lab()]
+    assert state.find("demo", "gpu2").host("gpu2") == lab().host("gpu2")
+    del record["hosts"][0]["address"]
+    state.record("demo").write_text(json.dumps(record))
+    with pytest.raises(common.LabError, match=r"cannot be read: it lacks something \(.*address.*\)\.$"):
+        state.load("demo")
+
+
 def test_a_group_that_the_host_removes_meanwhile_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that ends takes its group with it, in the middle of the walk through all of them."""
     for name, pid in (("", 7), ("user.slice", 8), ("user.slice/session-c3.scope", 9), ("system.slice", 10)):

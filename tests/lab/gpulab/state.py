@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +68,17 @@ def load(name: str) -> Lab | None:
         return None
     except ValueError as exc:
         raise LabError(f"the record '{record(name)}' cannot be read: {exc}") from exc
-    hosts = [Host(**host) for host in data.pop("hosts")]
-    return Lab(hosts=hosts, **data)
+    try:
+        hosts = [Host(**_known(Host, host)) for host in data.pop("hosts")]
+        return Lab(hosts=hosts, **_known(Lab, data))
+    except (AttributeError, KeyError, TypeError) as exc:
+        raise LabError(f"the record '{record(name)}' cannot be read: it lacks something ({exc}).") from exc
+
+
+def _known(kind: type, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what this version knows of a record: another checkout may have written more."""
+    names = {one.name for one in fields(kind)}
+    return {name: value for name, value in found.items() if name in names}
 
 
 def all_labs() -> list[Lab]:
