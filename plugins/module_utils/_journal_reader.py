@@ -48,6 +48,7 @@ class Reader:
 
     def read(self, state: UnitState) -> t.List[_journal.Record]:
         """The lines since the last call; at the first one in a new life, those of the lives before it."""
+        self.unit = state.name or self.unit  # an alias names nothing in the journal
         held, self._held = self._held, []
         return held + self._read(state)
 
@@ -61,7 +62,7 @@ class Reader:
             self.close()
             before = self._place
             found = self._taken(self._once(state))
-            if new_life and self._life is not None:
+            if new_life and self._life is not None and state.invocation_id:
                 # First all of the life that is over, so that nobody takes the first words of the next for its last.
                 found = self._hold_back(found, state.invocation_id, before)
             self._life = state.invocation_id
@@ -121,6 +122,9 @@ class Reader:
             # The place where it was is gone, or there was none: what is of this life and later than all that was seen.
             found = self._ask(invocation=state.invocation_id, lines=FIRST_LINES)
             found = [one for one in found or () if one.boot != self._boot or one.monotonic > self._stamp]
+        if not found and not self._cursor and not state.invocation_id:
+            # systemd has forgotten its last life, or has not begun the first.
+            found = _last_life(self._ask(lines=FIRST_LINES) or ())
         if not found:
             self._next = time.monotonic() + AGAIN
             if not self._cursor and not self._slow:
@@ -195,3 +199,25 @@ class Reader:
                 % (self._dropped, self.unit)
             )
         return found
+
+
+def _last_life(found: t.Sequence[_journal.Record]) -> t.List[_journal.Record]:
+    """What is of the last life in this boot, or of a start after it that systemd skipped or refused."""
+    here = _boot()
+    found = [one for one in found if not here or one.boot in ("", here)]
+    if not found:
+        return []
+    if found[-1].pid == 1 and not found[-1].invocation:
+        first = next((at for at in range(len(found) - 1, -1, -1) if found[at].invocation or found[at].pid != 1), -1)
+        return found[first + 1 :]
+    life = next((one.invocation for one in reversed(found) if one.invocation), "")
+    first = next((at for at, one in enumerate(found) if one.invocation == life), 0)
+    return found[first:]
+
+
+def _boot() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            return stream.read().strip().replace("-", "")
+    except OSError:
+        return ""

@@ -408,3 +408,71 @@ def test_a_journal_that_is_too_slow_costs_its_patience_once_and_is_followed_from
         later.read(ACTIVE)
         assert time.monotonic() - began < 0.15 and later._follower is not None
         later.close()
+
+
+def test_a_unit_that_is_known_by_an_alias_is_followed_by_its_name(journalctl: Journalctl) -> None:
+    """In the journal an alias names nothing: without an error, a question by it answers nothing."""
+    journalctl.out.write_bytes(entry("one", 1))
+    reader = _journal_reader.Reader("alias.service")
+    assert lines(reader) == ["one"]
+    journalctl.follow.write_bytes(entry("two", 2))
+    assert lines(reader, wanted=1) == ["two"]
+    reader.close()
+    journalctl.out.write_bytes(entry("three", 3))
+    assert lines(reader, DEAD) == ["three"]
+    assert [call for call in journalctl.calls if "alias" in call] == []
+    assert len([call for call in journalctl.calls if "--unit=x.service" in call]) == 2
+    assert "UNIT=x.service" in journalctl.calls[0]
+
+
+FORGOTTEN = _systemd.UnitState("x.service", active_state="inactive", sub_state="dead")
+PID_1 = {"_PID": "1", "_SYSTEMD_INVOCATION_ID": "", "INVOCATION_ID": ""}
+
+
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        # The last life, with a process that was gone before journald could look it up.
+        (
+            [
+                entry("older", 1, _SYSTEMD_INVOCATION_ID="cd"),
+                entry("Starting x.service...", 2),
+                entry("said", 3, _SYSTEMD_INVOCATION_ID=""),
+                entry("all done", 4),
+            ],
+            ["Starting x.service...", "said", "all done"],
+        ),
+        # A start after it that systemd skipped, or a unit that it cannot load.
+        (
+            [entry("older", 1), entry("x.service was skipped because of", 2, **PID_1), entry("again", 3, **PID_1)],
+            ["x.service was skipped because of", "again"],
+        ),
+        ([entry("x.service was skipped because of", 1, **PID_1)], ["x.service was skipped because of"]),
+        # Of an earlier boot.
+        ([entry("long ago", 1, _BOOT_ID="b0")], []),
+        ([], []),
+    ],
+)
+def test_of_a_unit_that_systemd_has_forgotten_its_last_life_is_told(
+    journalctl: Journalctl, monkeypatch: pytest.MonkeyPatch, written: t.List[bytes], told: t.List[str]
+) -> None:
+    monkeypatch.setattr(_journal_reader, "_boot", lambda: "b1")
+    journalctl.out.write_bytes(b"".join(written))
+    reader = _journal_reader.Reader("x.service")
+    assert lines(reader, FORGOTTEN) == told
+    asked = [call for call in journalctl.calls if "--unit=x.service" in call]
+    assert len(asked) == 1 and "--lines=2000" in asked[0]
+    reader.close()
+
+
+def test_what_systemd_says_when_it_forgets_a_unit_is_told_at_once(journalctl: Journalctl) -> None:
+    journalctl.out.write_bytes(entry("one", 1))
+    reader = _journal_reader.Reader("x.service")
+    assert lines(reader) == ["one"]
+    journalctl.out.write_bytes(entry("all done", 2) + entry("x.service: Succeeded.", 3, **PID_1))
+    assert lines(reader, FORGOTTEN) == ["all done", "x.service: Succeeded."]
+    reader.close()
+
+
+def test_the_boot_is_named_as_the_journal_does() -> None:
+    assert len(_journal_reader._boot()) == 32
