@@ -19,6 +19,8 @@ Cause = t.Dict[str, t.Any]
 
 # The first pattern that a line fits names the cause; what an engine alone writes comes before these.
 CAUSES: Patterns = (
+    # What a child of systemd writes that could not become the command.
+    (r"^\S+: Failed at step [A-Z_]+ spawning ", "bad_unit"),
     (
         r"oom-kill|out of memory: killed process|killed process .{0,80} total-vm|"
         r"defaultcpuallocator: (?:can't|not enough)|cannot allocate memory|std::bad_alloc(?!.{0,80}cuda)|"
@@ -145,17 +147,28 @@ KINDS: t.Dict[str, str] = {
     "bad_arguments": "the engine does not take its arguments",
     "communication_failed": "the GPUs of the service cannot talk with each other",
     "permission_denied": "the account of the service may not do something",
-    "watchdog": "the engine's own watchdog ended it",
+    "watchdog": "a watchdog ended it: the engine's own, or systemd's (WatchdogSec=)",
     "warmup_failed": "the first generation failed",
     "killed": "its main process was killed",
     "exited": "its main process ended by itself",
+    "timeout": "a time limit of the unit was over, and systemd ended it",
+    "condition": "systemd skipped its start, because a condition of the unit is not met",
+    "bad_unit": "systemd cannot load the unit, or cannot run its command",
     "model_failed": "a model could not be loaded",
     "child_failed": "one of its processes failed",
 }
 
 # From telling to vague, by what is in none of these rows: the first are also seen in logs of engines that go on.
 VAGUE = (
-    ("driver_mismatch", "gpu_missing", "library_missing", "watchdog", "permission_denied", "communication_failed"),
+    (
+        "driver_mismatch",
+        "gpu_missing",
+        "library_missing",
+        "watchdog",
+        "permission_denied",
+        "communication_failed",
+        "timeout",
+    ),
     ("killed", "warmup_failed", "model_failed"),
     ("child_failed", "exited"),
 )

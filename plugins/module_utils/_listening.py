@@ -28,7 +28,10 @@ try:
 except ImportError:
     psutil = None  # type: ignore[assignment]
 
-__all__ = ("Row", "activated", "addresses_of", "elsewhere", "is_here", "judge_listener", "rows_of_all", "silence")
+__all__ = (
+    *("Row", "activated", "addresses_of", "elsewhere", "has_port", "is_here", "judge_listener", "rows_of_all"),
+    "silence",
+)
 
 SYSTEMCTL_TIMEOUT = 10.0
 RESOLVE_TIMEOUT = 10.0
@@ -236,11 +239,13 @@ def _network(pid: t.Union[int, str]) -> int:
 
 def activated(unit: str, port: int, timeout: float = SYSTEMCTL_TIMEOUT) -> bool:
     """Whether a socket unit that starts this unit has the port."""
-    for name in _properties(unit, "TriggeredBy", timeout).split():
-        addresses = _properties(name, "Listen", timeout).splitlines() if name.endswith(".socket") else []
-        if any(_forwarding.is_port(line, port) for line in addresses):
-            return True
-    return False
+    names = _properties(unit, "TriggeredBy", timeout).split()
+    return any(name.endswith(".socket") and has_port(name, port, timeout) for name in names)
+
+
+def has_port(socket: str, port: int, timeout: float = SYSTEMCTL_TIMEOUT) -> bool:
+    """Whether a socket unit listens on the port, or would."""
+    return any(_forwarding.is_port(line, port) for line in _properties(socket, "Listen", timeout).splitlines())
 
 
 def _properties(unit: str, name: str, timeout: float) -> str:

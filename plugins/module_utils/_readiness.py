@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import typing as t
 
-from . import _causes, _engines, _foreign, _http, _matching
+from . import _causes, _ends, _engines, _foreign, _http, _matching
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
 from ._errors import MissingLibrary, ServingError, UsageError
@@ -57,7 +57,9 @@ class Wait:
         self.state: t.Optional[UnitState] = None
         self._looks = 0
         self._began = clock.monotonic()  # in this process
-        self._word = ""  # the last one that the service itself wrote
+        self._ends = _ends.Ends()  # of the life that goes on
+        self._end: t.Optional[_ends.End] = None  # of the last life whose cause is known from there alone
+        self._once = False
         self._observed = float("-inf")
         self._first: t.Optional[float] = None  # when all had been looked at once: what was there by then has not moved
         self._blind: t.Optional[float] = None  # since when the host has not answered
@@ -76,6 +78,7 @@ class Wait:
         ``tick`` is called all the time. ``leave`` is asked between looks: when it agrees, there is no ending, and
         :meth:`save` has what another process needs to go on.
         """
+        self._once = once
         if once:
             self.ladder.once = True
             self.deadline.seconds = min(self.deadline.seconds, self.deadline.elapsed + ONE_LOOK)
@@ -90,7 +93,7 @@ class Wait:
             if ending is None and (once or self.deadline.expired):
                 ending = self._out_of_time(once)
             if ending is not None:
-                ending.cause = self.progress.cause
+                ending.cause = self.progress.cause or self.progress.last_cause
                 if ending.verdict in ("dead", "restart_loop"):
                     ending.cause = self._known()
                 self._explain(ending)
@@ -166,8 +169,9 @@ class Wait:
             line = self.veil.whole(text)
             if own:
                 self.progress.line(line)
-                self._word = line.strip() or self._word
+                self._ends.own(line)
             else:
+                self._ends.systemd(line)
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))
         if self._first is None:
@@ -274,22 +278,38 @@ class Wait:
         if self.restarts >= self.options.max_restarts:
             if state.active_state == "failed":
                 self._last_words()
+                self._conclude(state)
             times = "once" if self.restarts == 1 else "%d times" % self.restarts
-            return Ending("restart_loop", 'the unit "%s" was restarted %s: %s' % (name, times, self._why()))
+            return Ending("restart_loop", 'the unit "%s" was restarted %s: %s' % (name, times, self._why(True)))
         if state.active_state == "failed" and not state.job:
             self._last_words()
+            self._conclude(state)
             again = ", and systemd gave up after %d restarts" % state.n_restarts if state.n_restarts else ""
             return Ending("dead", 'the unit "%s" failed%s: %s' % (name, again, self._why()))
-        if state.active_state == "inactive" and not state.job:
-            self._last_words()
-            masked = " and masked" if state.load_state == "masked" else ""
-            return Ending("dead", 'the unit "%s" is inactive%s, and nothing is about to start it' % (name, masked))
+        if state.active_state == "inactive" and not state.job and (self._once or not state.awaited):
+            return self._inactive(state)
         runs = state.active_state in ("active", "reloading", "refreshing") or state.sub_state == "start-post"
         detail = "%s (%s)" % (state.active_state, state.sub_state)
+        if state.awaited:
+            detail += ', started by the first connection to "%s"' % state.awaited
         if state.main_pid:
             detail += ", main process %d" % state.main_pid
         self.ladder.unit(runs, detail, state.main_since if state.main_pid else None)
         return None
+
+    def _inactive(self, state: UnitState) -> Ending:
+        if state.awaited:
+            text = 'the unit "%s" is inactive: the first connection to "%s" starts it, and this look makes none'
+            return Ending("progressing", text % (state.name, state.awaited))
+        self._last_words()
+        text = 'the unit "%s" is inactive, and nothing is about to start it' % state.name
+        if state.load_state == "masked":
+            text = text.replace("inactive", "inactive and masked", 1)
+        elif self._conclude(state):
+            text += ": " + self._why()
+        elif not self._looks and self._ends.stopped:
+            self.progress.cause = None  # what it said before somebody stopped it is no cause of that
+        return Ending("dead", text)
 
     def _count_restarts(self, before: UnitState, state: UnitState) -> None:
         restarted = max(0, state.n_restarts - before.n_restarts)
@@ -299,6 +319,10 @@ class Wait:
         # Counted before anything else can fail: the next look compares with this state.
         self._counted = [self._counted[0] + restarted, self._counted[1] + bool(new_life)]
         self.observe()
+        if restarted:
+            same = state.between_lives and state.invocation_id == before.invocation_id
+            self._conclude(state if same else before if before.between_lives else None)
+        self._ends = _ends.Ends()
         self.progress.new_life()
         self.ladder.new_life()
 
@@ -311,23 +335,35 @@ class Wait:
         """The most telling cause of this life and of the ones before."""
         return _causes.better(self.progress.cause, self.progress.last_cause)
 
-    def _why(self) -> str:
-        """The cause of an end, from the log or else from what systemd says."""
-        state, known = self.state, self._known()
-        assert state is not None
-        if known is not None:
+    def _conclude(self, state: t.Optional[UnitState]) -> bool:
+        """Find the cause of a life that is over; says whether systemd tells how it ended.
+
+        What systemd decided itself is surer than a vague line. Else the log knows better; where it does not, the last
+        word of the process itself names what no pattern knows.
+        """
+        end, known = self._ends.of(state), self._known()
+        if end is None:
+            return False
+        cause: t.Optional[_causes.Cause] = known
+        if known is None or (self._end is not None and known == self._end.cause):
+            cause = end.cause
+        elif end.kind in _ends.DEFINITE:
+            cause = _causes.better(end.cause, known)
+        if cause == end.cause:
+            self._end = end
+        self.progress.cause = cause
+        return True
+
+    def _why(self, word: bool = False) -> str:
+        """The cause of an end, from the log or else from what systemd says; with the last word where asked for."""
+        known = self._known()
+        if known is None:
+            assert self.state is not None
+            return "systemd says %s" % self.state.result
+        if self._end is None or known != self._end.cause:
             return str(known["line"])
-        if state.result == "oom-kill":
-            kind, text = "host_out_of_memory", "the kernel ended it because the host ran out of memory"
-        elif state.exec_main_code in (2, 3):
-            kind, text = "killed", "its main process was killed by signal %d" % state.exec_main_status
-        elif state.exec_main_code == 1 and state.exec_main_status:
-            kind, text = "exited", "its main process exited with status %d" % state.exec_main_status
-        else:
-            return "systemd says %s" % state.result
-        # The last word of the process itself names what no pattern knows.
-        self.progress.cause = {"kind": kind, "line": self._word or text}
-        return text
+        said = word and self._end.kind in ("exited", "killed") and self._end.line != self._end.text
+        return '%s, with the last word "%s"' % self._end[1:] if said else self._end.text
 
     # Verdicts without an event
 
@@ -359,6 +395,7 @@ class Wait:
         if once:
             return Ending("progressing", "not ready at this moment: %s" % self._missing())
         if self.state.between_lives:
+            self._conclude(self.state)
             text = "not ready after %g s, and systemd is about to start the unit again: %s"
             return Ending("progressing", text % (seconds, self._missing()))
         window = self.progress.window
@@ -398,7 +435,8 @@ class Wait:
             "next": self._next,
             "pause": self._pause,
             "looks": self._looks,
-            "word": self._word,
+            "ends": self._ends.save(),
+            "end": self._end,
             "counted": self._counted,
             "first": self._first,
             "observed": None if self._first is None else self._observed,
@@ -413,7 +451,9 @@ class Wait:
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         """Go on where another process has left the wait; the deadline was given when this one was made."""
         self._next, self._pause, self._looks = saved["next"], saved["pause"], saved["looks"]
-        self._counted, self._word = list(saved["counted"]), saved["word"]
+        self._counted = list(saved["counted"])
+        self._ends.restore(saved["ends"])
+        self._end = None if saved["end"] is None else _ends.End(*saved["end"])
         self._first, self._blind, self._excuse = saved["first"], saved["blind"], saved["excuse"]
         self._observed = self._observed if saved["observed"] is None else saved["observed"]
         if saved["unit"] is not None:

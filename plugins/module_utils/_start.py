@@ -68,7 +68,7 @@ def start(
     if state.load_state != "loaded":
         if state.load_state == "masked":
             return answer("refused", "is not started: it is masked")
-        return answer("failed", "cannot be loaded: %s" % (state.raw.get("LoadError") or state.load_state))
+        return answer("failed", "cannot be loaded: %s" % (state.load_error or state.load_state))
     survivors, own = _survivors(selection, deadline)
     if own is not None:
         return answer(

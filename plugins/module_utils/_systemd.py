@@ -55,7 +55,7 @@ BROKEN = (
 PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,MainPID,ControlPID,ExecMainPID,ControlGroup,NRestarts,"
     "InvocationID,Job,NeedDaemonReload,ExecMainExitTimestampMonotonic,ExecMainCode,ExecMainStatus,KillMode,"
-    "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,RequiredBy,BoundBy,ConsistsOf,TriggeredBy,SupplementaryGroups,"
+    "TimeoutStopUSec,CanStop,Restart,UnitFileState,ConditionResult,AssertResult,ConditionTimestampMonotonic,RequiredBy,BoundBy,ConsistsOf,TriggeredBy,SupplementaryGroups,"
     "FragmentPath,DropInPaths,EnvironmentFiles,ExecMainStartTimestampMonotonic,User,IPAccounting,IPIngressBytes"
 )
 UNIT_TYPES = (
@@ -121,6 +121,7 @@ class UnitState:
     timeout_stop: float = float("inf")
     restart: str = "no"
     unit_file_state: str = ""
+    awaited: str = ""  # the socket unit that starts it with the first connection, where that was looked for
     raw: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -162,6 +163,19 @@ class UnitState:
     def triggered_by(self) -> list[str]:
         """Sockets, timers and paths that start it."""
         return sorted(self.raw.get("TriggeredBy", "").split())
+
+    @property
+    def load_error(self) -> str:
+        """Why systemd cannot load it, as systemd says; empty where it can."""
+        text = self.raw.get("LoadError", "").strip()
+        quoted = re.match(r'[\w.]+ "(.+)"\Z', text)
+        return (quoted.group(1) if quoted else text).rstrip(".")
+
+    @property
+    def condition_failed(self) -> bool:
+        """Whether its last start was skipped. A unit whose conditions were never looked at calls them unmet too."""
+        looked = number(self.raw.get("ConditionTimestampMonotonic", ""))
+        return bool(looked) and "no" in (self.raw.get("ConditionResult"), self.raw.get("AssertResult"))
 
     @property
     def began(self) -> Moment | None:

@@ -111,10 +111,20 @@ class HostTarget:
             return self._state
         state = self._state = _systemd.show(self.name, self._patience(UNIT_PATIENCE))
         self._state_at, self._main = at, None
+        if state.active_state == "inactive" and not state.job:
+            state.awaited = self._socket_of(state)
         if state.active_state == "active" and state.sub_state == "running" and not state.job and state.main_pid:
             found = _processes.Table.of([state.main_pid]).get(state.main_pid)
             self._main = found.ref if found is not None else None
         return state
+
+    def _socket_of(self, state: _systemd.UnitState) -> str:
+        """The socket unit that has the port and starts the unit with the first connection."""
+        for name in state.triggered_by:
+            has = name.endswith(".socket") and _listening.has_port(name, self._port, self._patience(UNIT_PATIENCE))
+            if has and _systemd.show(name, self._patience(UNIT_PATIENCE)).active_state == "active":
+                return name
+        return ""
 
     def activity(self, state: _systemd.UnitState) -> Activity:
         self.members.follow(state)

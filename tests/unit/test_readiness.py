@@ -11,12 +11,12 @@ import json
 import typing as t
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _engines
+from ansible_collections.gpuops.serving.plugins.module_utils import _engines, _http
 from ansible_collections.gpuops.serving.plugins.module_utils._errors import MissingLibrary, ServingError, UsageError
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
-from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Options
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener, Options
 from service import ACTIVE, Service, changed, loading
 
 
@@ -218,6 +218,243 @@ def test_the_last_word_is_that_of_the_service_and_not_of_systemd() -> None:
     found = service.wait()
     assert found.ending.cause == {"kind": "exited", "line": "the tokenizer is sulking"}
     assert found.wait.as_dict(found.ending)["log_tail"][-1] == "Failed to start x.service."
+
+
+WORD = "boom: the flux capacitor is empty"
+
+
+def looping(service: Service, pause: float, **ended: t.Any) -> None:
+    """It lives for two seconds; then systemd waits, and begins the next life."""
+    loading(service, 9999)
+    service.cpu = lambda now: now
+
+    def state(now: float) -> UnitState:
+        lives, age = divmod(now, 2 + pause)
+        life = {"n_restarts": int(lives), "invocation_id": "i%d" % lives}
+        if age < 2:
+            return changed(main_pid=10 + int(lives), **life)
+        return changed(active_state="activating", sub_state="auto-restart", main_pid=0, **life, **ended)
+
+    service.state = state
+
+
+EXITED = ("x.service: Main process exited, code=exited, status=1/FAILURE", "x.service: Failed with result 'exit-code'.")
+
+
+@pytest.mark.parametrize(
+    ("pause", "ended"),
+    [
+        # Seen between two lives, or only in what systemd wrote: a look comes too late for the end itself.
+        (2.0, {"result": "exit-code", "exec_main_code": 1, "exec_main_status": 1}),
+        (0.0, {}),
+    ],
+)
+@pytest.mark.parametrize("word", [WORD, ""])
+def test_a_loop_is_told_by_how_its_lives_end(pause: float, ended: t.Dict[str, t.Any], word: str) -> None:
+    service = Service()
+    looping(service, pause, **ended)
+    told = -1
+
+    def log(state: UnitState) -> t.List[t.Tuple[str, bool]]:
+        nonlocal told
+        over = int((service.clock.now - (2 if pause else 0)) // (2 + pause)) - (0 if pause else 1)
+        found = [(word, True), *((line, False) for line in EXITED)] if over > told else []
+        told = max(told, over)
+        return found
+
+    service.log = log  # type: ignore[method-assign]
+    found = service.wait(timeout=600, max_restarts=3)
+    text = "its main process exited with status 1"
+    assert (found.verdict, found.ending.cause) == ("restart_loop", {"kind": "exited", "line": word or text})
+    last = ', with the last word "%s"' % word if word else ""
+    assert found.msg == 'the unit "x.service" was restarted 3 times: ' + text + last
+
+
+def test_a_loop_of_lives_that_end_without_an_error_says_so() -> None:
+    service = Service()
+    looping(service, 2.0, result="success", exec_main_code=1, exec_main_status=0)
+    found = service.wait(timeout=600, max_restarts=2)
+    text = "its main process ended with status 0"
+    assert (found.ending.cause, found.msg) == (
+        {"kind": "exited", "line": text},
+        'the unit "x.service" was restarted 2 times: ' + text,
+    )
+
+
+def test_the_word_of_one_life_is_not_told_of_the_next() -> None:
+    service = Service()
+    looping(service, 2.0, result="exit-code", exec_main_code=1, exec_main_status=1)
+    service.lines = lambda now: [WORD] if now < 1 else []
+    found = service.wait(timeout=600, max_restarts=2)
+    assert found.ending.cause == {"kind": "exited", "line": "its main process exited with status 1"}
+
+
+def test_a_telling_line_of_an_earlier_life_stays_the_cause_of_a_loop() -> None:
+    service = Service()
+    looping(service, 2.0, result="exit-code", exec_main_code=1, exec_main_status=1)
+    line = "torch.OutOfMemoryError: CUDA out of memory."
+    service.lines = lambda now: [line] if now < 1 else []
+    assert service.wait(timeout=600, max_restarts=3).ending.cause == {"kind": "gpu_out_of_memory", "line": line}
+
+
+def test_a_restart_by_hand_is_no_crash() -> None:
+    service = Service()
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    service.lines = lambda now: ["all is well"] if now < 1 else []
+    service.state = lambda now: changed(invocation_id="i%d" % (now >= 10))
+    assert service.wait(timeout=30).ending.cause is None
+
+
+def test_a_wait_that_ends_in_a_new_life_tells_what_ended_the_last_one() -> None:
+    service = Service()
+    looping(service, 2.0, result="exit-code", exec_main_code=1, exec_main_status=7)
+    for seconds in (3.5, 5.0):  # between two lives, and in the next
+        service.clock.now = 0.0
+        found = service.wait(timeout=seconds)
+        assert found.verdict == "progressing"
+        assert found.ending.cause == {"kind": "exited", "line": "its main process exited with status 7"}
+
+
+VAGUE = "WARNING: permission denied: /root/.cache"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        (
+            {"result": "oom-kill", "exec_main_code": 2, "exec_main_status": 9},
+            "host_out_of_memory",
+            "the kernel ended it because the host ran out of memory",
+        ),
+        (
+            {"result": "timeout", "exec_main_code": 2, "exec_main_status": 15},
+            "timeout",
+            "a time limit of the unit was over (TimeoutStartSec=, TimeoutStopSec= or RuntimeMaxSec=), "
+            "so systemd ended it",
+        ),
+        (
+            {"result": "timeout", "exec_main_code": 1, "exec_main_status": 0},
+            "timeout",
+            "a time limit of the unit was over (TimeoutStartSec=, TimeoutStopSec= or RuntimeMaxSec=), "
+            "so systemd ended it",
+        ),
+        (
+            {"result": "watchdog", "exec_main_code": 2, "exec_main_status": 6},
+            "watchdog",
+            "it gave no sign of life for WatchdogSec=, so systemd ended it",
+        ),
+        ({"result": "resources"}, "bad_unit", "systemd could not run its command"),
+    ],
+)
+@pytest.mark.parametrize("loops", [False, True])
+def test_what_systemd_decided_is_not_hidden_by_a_vague_line(
+    fields: t.Dict[str, t.Any], kind: str, text: str, loops: bool
+) -> None:
+    service = Service()
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    if loops:
+        looping(service, 2.0, **fields)
+    else:
+        service.state = lambda now: ACTIVE if now < 5 else changed(active_state="failed", main_pid=0, **fields)
+    service.lines = lambda now: [VAGUE] if now < 1 else []
+    found = service.wait(max_restarts=1)
+    assert found.ending.cause == {"kind": kind, "line": text}
+    assert found.msg == 'the unit "x.service" %s: %s' % ("was restarted once" if loops else "failed", text)
+    # What tells more stays.
+    service.clock.now = 0.0
+    telling = "torch.OutOfMemoryError: CUDA out of memory."
+    service.lines = lambda now: [telling] if now < 1 else []
+    if kind in ("timeout", "watchdog"):
+        assert service.wait(max_restarts=1).ending.cause == {"kind": "gpu_out_of_memory", "line": telling}
+
+
+@pytest.mark.parametrize("during", [True, False])
+def test_a_unit_that_ended_without_an_error_says_so_with_its_last_word(during: bool) -> None:
+    """systemd may have forgotten it by then, so that its state tells nothing."""
+    service = Service()
+    loading(service, 9999)
+    service.cpu = lambda now: now
+    gone = changed(active_state="inactive", sub_state="dead", main_pid=0, invocation_id="")
+    service.state = lambda now: ACTIVE if during and now < 5 else gone
+    lines = [("Started x.service.", False), ("all done", True), ("x.service: Deactivated successfully.", False)]
+    service.log = lambda state: lines if state.active_state == "inactive" else []  # type: ignore[method-assign]
+    found = service.wait()
+    assert (found.verdict, found.ending.cause) == ("dead", {"kind": "exited", "line": "all done"})
+    text = 'the unit "x.service" is inactive, and nothing is about to start it: it ended without an error'
+    assert found.msg == text
+    assert "all done" in found.wait.as_dict(found.ending)["log_tail"]
+
+
+def test_a_unit_that_was_stopped_before_has_no_cause() -> None:
+    service = Service()
+    service.state = lambda now: changed(active_state="inactive", sub_state="dead", main_pid=0, invocation_id="")
+    service.log = lambda state: [  # type: ignore[method-assign]
+        (VAGUE, True),
+        ("Stopping x.service...", False),
+        ("x.service: Succeeded.", False),
+    ]
+    found = service.wait()
+    assert (found.ending.cause, found.msg) == (
+        None,
+        'the unit "x.service" is inactive, and nothing is about to start it',
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        (
+            {"load_state": "bad-setting", "raw": {"LoadError": 'org.x.Bad "Unit x.service has a bad setting."'}},
+            "systemd cannot load it: Unit x.service has a bad setting",
+        ),
+        (
+            {"raw": {"ConditionResult": "no", "ConditionTimestampMonotonic": "7"}},
+            "systemd skipped its start: a condition of the unit is not met",
+        ),
+    ],
+)
+def test_a_unit_that_systemd_did_not_start_says_why(fields: t.Dict[str, t.Any], text: str) -> None:
+    service = Service()
+    service.state = lambda now: changed(active_state="inactive", main_pid=0, invocation_id="", **fields)
+    found = service.wait()
+    assert (found.verdict, found.msg) == (
+        "dead",
+        'the unit "x.service" is inactive, and nothing is about to start it: ' + text,
+    )
+    assert found.ending.cause["kind"] in ("bad_unit", "condition")
+
+
+def socket_started(service: Service) -> t.List[float]:
+    """It is at rest until the first connection, and loads then."""
+    began: t.List[float] = []
+    resting = changed(active_state="inactive", sub_state="dead", main_pid=0, invocation_id="", awaited="x.socket")
+    service.state = lambda now: ACTIVE if began else resting
+    service.port = lambda now: Listener("forwarder")
+    service.health = lambda now: (
+        _http.Answer("u", status=200) if began and now >= began[0] + 20 else _http.Answer("u", "timeout", error="late")
+    )
+    service.cpu = lambda now: now
+    knock = service.knock
+    service.knock = lambda: began.append(service.clock.now) or knock()  # type: ignore[func-returns-value,method-assign]
+    return began
+
+
+def test_a_unit_that_its_socket_starts_is_not_dead() -> None:
+    service = Service()
+    began = socket_started(service)
+    assert (service.wait().verdict, began[0] < 1) == ("ready", True)
+
+
+def test_one_look_does_not_start_a_unit_by_its_socket() -> None:
+    service = Service()
+    began = socket_started(service)
+    ending = Wait(service, _engines.PROFILES["vllm"], Options(timeout=100), service.clock).run(once=True)
+    assert ending is not None and (ending.verdict, began) == ("progressing", [])
+    assert ending.msg == (
+        'the unit "x.service" is inactive: the first connection to "x.socket" starts it, and this look makes none'
+    )
 
 
 def test_a_unit_that_is_about_to_be_started_is_waited_for() -> None:

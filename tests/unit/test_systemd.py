@@ -50,6 +50,34 @@ def test_what_systemd_stops_together_with_a_unit_is_named() -> None:
     assert _systemd.parse_show("a.service", "Id=a.service\n").stops_with == []
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ('org.freedesktop.systemd1.BadUnitSetting "Unit a.service has a bad unit file setting."',)
+        + ("Unit a.service has a bad unit file setting",),
+        ('org.freedesktop.DBus.Error.InvalidArgs "Unknown "x" here."', 'Unknown "x" here'),
+        ("something else.", "something else"),
+        ("", ""),
+    ],
+)
+def test_why_a_unit_cannot_be_loaded_is_told_in_words(error: str, text: str) -> None:
+    assert _systemd.parse_show("a.service", "Id=a.service\nLoadError=%s\n" % error).load_error == text
+
+
+@pytest.mark.parametrize(
+    ("answers", "failed"),
+    [
+        ("ConditionResult=no\nAssertResult=no\nConditionTimestampMonotonic=0\n", False),
+        ("ConditionResult=no\nAssertResult=no\nConditionTimestampMonotonic=17963018747\n", True),
+        ("ConditionResult=yes\nAssertResult=no\nConditionTimestampMonotonic=17963018747\n", True),
+        ("ConditionResult=yes\nAssertResult=yes\nConditionTimestampMonotonic=17963018747\n", False),
+        ("", False),
+    ],
+)
+def test_a_condition_that_was_never_looked_at_is_not_unmet(answers: str, failed: bool) -> None:
+    assert _systemd.parse_show("a.service", "Id=a.service\n" + answers).condition_failed is failed
+
+
 @pytest.mark.parametrize("kind", ["FragmentPath", "DropInPaths", "EnvironmentFiles"])
 @pytest.mark.parametrize(("age", "changed"), [(10, True), (1000, False)])
 def test_a_file_written_after_the_start_is_a_change(tmp_path: t.Any, kind: str, age: float, changed: bool) -> None:

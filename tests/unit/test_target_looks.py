@@ -403,3 +403,26 @@ def test_a_name_is_looked_up_for_a_knock_and_not_at_each_one(monkeypatch: pytest
     assert [one.knock() for _look in range(5)] == [False] * 5
     assert one.peek("/health") is None
     assert asked == ["engine.example.com"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "listens", "port", "awaited"),
+    [
+        ({}, "active", 9, "x.socket"),
+        ({}, "inactive", 9, ""),
+        ({}, "active", 10, ""),
+        ({"active_state": "failed"}, "active", 9, ""),
+        ({"job": 7}, "active", 9, ""),
+        ({"raw": {"TriggeredBy": "x.timer x.path"}}, "active", 9, ""),
+    ],
+)
+def test_a_unit_at_rest_is_awaited_where_its_socket_listens_on_the_port(
+    monkeypatch: pytest.MonkeyPatch, fields: t.Dict[str, t.Any], listens: str, port: int, awaited: str
+) -> None:
+    given = {"active_state": "inactive", "sub_state": "dead", "main_pid": 0, "raw": {"TriggeredBy": "x.timer x.socket"}}
+    resting = state(**dict(given, **fields))
+    units = {UNIT: resting, "x.socket": _systemd.UnitState("x.socket", active_state=listens)}
+    monkeypatch.setattr(_systemd, "show", lambda name, _timeout: units[name])
+    monkeypatch.setattr(_listening, "_properties", lambda *_arguments: "[::]:%d (Stream)" % port)
+    found = target().unit()
+    assert found is not None and found.awaited == awaited
