@@ -37,6 +37,20 @@ PERCENT = re.compile(r"(?<![\d.])(\d{1,3}(?:\.\d+)?)\s?%")
 FRACTION = re.compile(r"(?<![\d/.:-])(\d+)/(\d+)(?![\d/.:-])")
 # How often something was tried grows while nothing does.
 TRIES = re.compile(r"retr(?:y|ies|ied)|(?<![a-z])(?:try|tries|attempts?)(?![a-z])", re.IGNORECASE)
+# So does the share of a time limit that is over.
+OF_TIME = re.compile(
+    r"(?<![\d.])\d{1,3}(?:\.\d+)?\s?%\s*(?:of\s+)?(?:(?:the|its|our|a|max(?:imum)?|total|start(?:up)?|wait(?:ing)?)\s+)*"
+    r"(?:time|time-?out|deadline|limit|grace|patience)\b|"
+    r"\b(?:time-?out|time\s+limit|deadline|waited)\W{1,3}(?:is\s+|at\s+|for\s+)?\d{1,3}(?:\.\d+)?\s?%",
+    re.IGNORECASE,
+)
+# 31/3600 seconds; waited 31/3600.
+SECONDS = re.compile(
+    r"\d+/\d+\s*(?:ms|s|secs?|seconds?|m|mins?|minutes?|h|hours?)\b(?!\s*/)|"
+    r"\b(?:wait(?:ed|ing)?|elapsed|time-?out|time\s+limit|deadline|time)\b\W{1,3}(?:is\s+|at\s+|for\s+)?\d+/\d+|"
+    r"\d+/\d+\s+(?:elapsed|waited|until)\b",
+    re.IGNORECASE,
+)
 # ASCII, since in Chinese or Japanese a whole sentence is a word.
 UUID = re.compile(r"\b[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}\b", re.ASCII)
 WORD_WITH_DIGIT = re.compile(r"\b[^\W\d]*\d\w*", re.ASCII)  # anchored: a long word without is looked through once
@@ -69,8 +83,8 @@ def percent_in(line: str) -> t.Optional[float]:
     found = PERCENT.findall(line)
     if found:
         value = float(found[-1])
-        return value if value <= 100 else None
-    for done, total in () if TRIES.search(line) else FRACTION.findall(line):
+        return value if value <= 100 and not OF_TIME.search(line) else None
+    for done, total in () if TRIES.search(line) or SECONDS.search(line) else FRACTION.findall(line):
         if 1 < int(total) >= int(done):
             return round(100.0 * int(done) / int(total), 1)
     return None

@@ -275,7 +275,8 @@ cause:
         - V(gpu_out_of_memory), V(host_out_of_memory), V(port_in_use), V(driver_mismatch), V(gpu_missing), V(gpu_error),
           V(disk_full), V(too_many_files), V(model_not_found), V(model_access_denied), V(model_corrupt),
           V(model_unsupported), V(library_missing), V(bad_arguments), V(communication_failed), V(watchdog),
-          V(permission_denied), V(warmup_failed), V(model_failed), V(child_failed), V(killed) or V(exited).
+          V(permission_denied), V(warmup_failed), V(model_failed), V(child_failed), V(timeout), V(condition),
+          V(bad_unit), V(killed) or V(exited).
       type: str
       sample: gpu_out_of_memory
     line:

@@ -41,6 +41,25 @@ MIB = 1 << 20
         ("max_retries=4/5", None),
         ("Reading entry 2/4", 50.0),
         ("Retrying after an error at 40%", 40.0),
+        # How much of a time is over is none either.
+        ("Waiting for other ranks to join: 31/3600 seconds", None),
+        ("Waiting for other ranks to join: 31/3600s", None),
+        ("waited 31/3600", None),
+        ("Waiting: 31/60 min", None),
+        ("31/3600 elapsed", None),
+        ("timeout: 31/3600", None),
+        ("Still waiting for the store, 31% of the timeout is over", None),
+        ("31 % of the time limit", None),
+        ("used 12.5% of its start timeout", None),
+        ("timeout at 31%", None),
+        # What is waited for may be on its way.
+        ("Waiting for workers: 3/8 joined", 37.5),
+        ("Waiting for the download: 31%", 31.0),
+        ("Loading checkpoint shards: 50%|#####     | 2/4 [00:03<00:03,  1.5s/it]", 50.0),
+        ("Capturing batches (bs=8): 12/24 [00:31<00:20]", 50.0),
+        ("layers 12/24 in 3 s", 50.0),
+        ("Downloading 31% of the model in time", 31.0),
+        ("shards 3/8 model", 37.5),
     ],
 )
 def test_progress_is_a_percentage_or_n_of_m(line: str, percent: float | None) -> None:
