@@ -20,7 +20,7 @@ Cause = t.Dict[str, t.Any]
 # The first pattern that a line fits names the cause; what an engine alone writes comes before these.
 CAUSES: Patterns = (
     # What a child of systemd writes that could not become the command.
-    (r"^\S+: Failed at step [A-Z_]+ spawning ", "bad_unit"),
+    (r"^\S+\.service: failed |^\S+\.service: unable to |^\S+\.service: changing to ", "bad_unit"),
     (
         r"oom-kill|out of memory: killed process|killed process .{0,80} total-vm|"
         r"defaultcpuallocator: (?:can't|not enough)|cannot allocate memory|std::bad_alloc(?!.{0,80}cuda)|"
@@ -126,7 +126,7 @@ HINTS = (
     *("not supported", "unknown", "model type", "error", "not a local", "not found", "notfound", "not exist"),
     *("cannot find", "no such file", "not appear", "couldn't connect", "shared object", "undefined symbol"),
     *("unrecognized", "invalid", "required", "not provided", "unexpected", "max_model_len", "divisible", "watchdog"),
-    *("denied", "sigquit", "died", "worker proc", "compatibility"),
+    *("denied", "sigquit", "died", "worker proc", "compatibility", ".service: "),
 )
 
 # What each kind means.

@@ -240,6 +240,17 @@ def test_a_main_process_that_could_not_be_made_is_a_bad_unit(status: int, settin
     assert found is not None and (found.kind, found.line) == ("exited", WORD)
 
 
-def test_what_the_child_of_systemd_says_of_the_step_is_a_bad_unit() -> None:
-    line = "c.service: Failed at step EXEC spawning /opt/models/serve: No such file or directory"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Failed at step EXEC spawning /opt/models/serve: No such file or directory",
+        "Failed to locate executable /opt/models/serve: No such file or directory",
+        "Unable to locate executable '/opt/models/serve': No such file or directory",
+        "Failed to determine user credentials: No such process",
+        "Changing to the requested working directory failed: No such file or directory",
+        "Failed to set up mount namespacing: /opt/models: No such file or directory",
+    ],
+)
+def test_what_the_child_of_systemd_says_of_its_failure_is_a_bad_unit(said: str) -> None:
+    line = "c.service: " + said
     assert _causes.cause_of(None, line) == {"kind": "bad_unit", "line": line}
