@@ -83,6 +83,11 @@ class Host:
         self.run("systemctl daemon-reload; systemctl start --no-block " + unit)
         return unit
 
+    def write(self, unit: str, text: str) -> None:
+        """Write a unit, or a file beside it."""
+        coded = base64.b64encode((text + "\n").encode()).decode()
+        self.run("echo %s | base64 -d > /run/systemd/system/%s" % (coded, unit))
+
     def wait(self, unit: t.Optional[str], **options: t.Any) -> t.Dict[str, t.Any]:
         given: t.Dict[str, t.Any] = {"url": URL, "engine": "sglang", "model": "tiny", "timeout": 40, "interval": 0.5}
         if unit:
@@ -402,3 +407,124 @@ def test_the_lease_is_renewed_while_it_waits_and_a_lost_one_ends_the_wait(old: H
     old.run("rm /var/lib/gpuops/ready-test/lease.json")
     waiting.join(20)
     assert answer[0]["verdict"] == "refused"
+
+
+def test_a_unit_that_is_named_by_an_alias_is_read_like_any_other(host: Host) -> None:
+    unit = host.unit("--load 12 --log tqdm")
+    host.run("ln -s %s /run/systemd/system/fake-alias.service; systemctl daemon-reload" % unit)
+    found = host.wait("fake-alias.service", stall_timeout=4)
+    assert (found["verdict"], found["unit_state"]["name"]) == ("ready", unit), found["msg"]
+
+
+BOOM = "boom: the flux capacitor is empty"
+LOOP = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestart=always\n"
+
+
+@pytest.mark.parametrize(
+    ("unit", "line", "msg"),
+    [
+        (
+            "RestartSec=1\nExecStart=/bin/sh -c 'sleep 1; echo %s; exit 1'" % BOOM,
+            BOOM,
+            'its main process exited with status 1, with the last word "%s"' % BOOM,
+        ),
+        # Too fast to be seen between two lives.
+        ("ExecStart=/bin/false", "its main process exited with status 1", "its main process exited with status 1"),
+        (
+            "RestartSec=1\nRestartMode=direct\nExecStart=/bin/sh -c 'sleep 1; echo %s; kill -9 $$$$'" % BOOM,
+            BOOM,
+            'its main process was killed by signal 9, with the last word "%s"' % BOOM,
+        ),
+    ],
+)
+def test_a_loop_without_a_known_line_is_told_by_the_last_word(host: Host, unit: str, line: str, msg: str) -> None:
+    host.write("fake-loop.service", LOOP + unit)
+    host.run("systemctl daemon-reload; systemctl start --no-block fake-loop.service")
+    found = host.wait("fake-loop.service", max_restarts=2)
+    assert found["verdict"] == "restart_loop"
+    assert found["cause"] == {"kind": "killed" if "killed" in msg else "exited", "line": line}
+    assert found["msg"].endswith(" times: " + msg)
+
+
+VAGUE = "WARNING: permission denied: /root/.cache"
+ENDS: t.Dict[str, t.Tuple[str, str, str]] = {
+    "start": (
+        "Type=notify\nTimeoutStartSec=2\nExecStart=/bin/sh -c 'echo %s; exec sleep 60'" % VAGUE,
+        "timeout",
+        "it was not up within TimeoutStartSec=, so systemd ended it",
+    ),
+    "start-clean": (
+        "Type=notify\nTimeoutStartSec=2\nExecStart=/bin/sh -c 'trap \"exit 0\" TERM; while :; do sleep 0.1; done'",
+        "timeout",
+        "it was not up within TimeoutStartSec=, so systemd ended it",
+    ),
+    "watchdog": (
+        "Type=notify\nNotifyAccess=all\nWatchdogSec=2\nExecStart=/bin/sh -c 'systemd-notify --ready; exec sleep 60'",
+        "watchdog",
+        "it gave no sign of life for WatchdogSec=, so systemd ended it",
+    ),
+    "runtime": (
+        "RuntimeMaxSec=2\nExecStart=/bin/sleep 60",
+        "timeout",
+        "it ran for as long as RuntimeMaxSec= allows, so systemd ended it",
+    ),
+    "gate": (
+        "ExecStartPre=/bin/sh -c 'echo the GPUs are busy; exit 7'\nExecStart=/bin/true",
+        "exited",
+        "the GPUs are busy",
+    ),
+    "clean": ("ExecStart=/bin/sh -c 'echo all done; sleep 2'", "exited", "all done"),
+    "setting": ("ExecStart=not/absolute", "bad_unit", "not/absolute"),
+    "command": ("ExecStart=/no/such/model-server", "bad_unit", "/no/such/model-server"),
+    "user": ("User=nobody-of-that-name\nExecStart=/bin/true", "bad_unit", "user credentials"),
+    "folder": ("WorkingDirectory=/no/such\nExecStart=/bin/true", "bad_unit", "working directory"),
+    "environment": ("EnvironmentFile=/no/such\nExecStart=/bin/true", "bad_unit", "Failed to load environment files"),
+    "condition": ("ExecStart=/bin/true\n[Unit]\nConditionPathExists=/no/such", "condition", "skipped"),
+    "assertion": ("ExecStart=/bin/true\n[Unit]\nAssertPathExists=/no/such", "condition", "asserts failed"),
+}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_systemd_knows_of_an_end_is_its_cause(host: Host, when: str) -> None:
+    """Each is waited for from its start, or looked at when it is over and systemd may have forgotten it."""
+    for name, (text, _kind, _line) in ENDS.items():
+        host.write("fake-%s.service" % name, "[Service]\n" + text)
+    host.run("systemctl daemon-reload")
+    units = " ".join("fake-%s.service" % name for name in ENDS)
+    ask = "gpuops wait --unit %s --url %s --engine sglang --model tiny --timeout 60 --stall-timeout 40 --json"
+    ask += " > /run/%s.json 2> /dev/null"
+    start = "systemctl start --no-block %s; "
+    names = {name: "fake-%s.service" % name for name in ENDS}
+    if when == "before":
+        waits = ["(%s) &" % ((start + ask) % (unit, unit, URL, unit)) for unit in names.values()]
+        host.run(" ".join(waits) + " wait", checked=False)
+    else:
+        host.run(
+            start % units + "sleep 8; " + "; ".join(ask % (unit, URL, unit) for unit in names.values()), checked=False
+        )
+    for name, (_text, kind, line) in ENDS.items():
+        found = json.loads(host.run("cat /run/%s.json" % names[name]))
+        assert found["verdict"] == "dead", (name, found["msg"])
+        assert found["cause"] is not None, (name, found["msg"], found["log_tail"])
+        assert found["cause"]["kind"] == kind and line in found["cause"]["line"], (name, found["cause"], found["msg"])
+        assert found["log_tail"] != [], name
+
+
+def test_a_stop_that_systemd_had_to_end_says_so(host: Host) -> None:
+    text = "[Service]\nTimeoutStopSec=2\nExecStart=/bin/sh -c 'trap \"\" TERM; while :; do sleep 0.1; done'"
+    host.write("fake-deaf.service", text)
+    host.run("systemctl daemon-reload; systemctl start fake-deaf.service; systemctl stop --no-block fake-deaf.service")
+    found = host.wait("fake-deaf.service")
+    text = "it did not stop within TimeoutStopSec=, so systemd killed it"
+    assert (found["verdict"], found["cause"]) == ("dead", {"kind": "timeout", "line": text})
+
+
+def test_a_unit_that_its_socket_starts_is_waited_for(host: Host) -> None:
+    host.write("fake-late.socket", "[Socket]\nListenStream=127.0.0.1:%d" % PORT)
+    host.write("fake-late.service", "[Service]\nExecStart=/lib/systemd/systemd-socket-proxyd 127.0.0.1:9001")
+    host.write("fake-back.service", "[Service]\nExecStart=/usr/bin/python3 /opt/fake/engine.py --port 9001 --load 3")
+    host.run("systemctl daemon-reload; systemctl start fake-late.socket fake-back.service")
+    found = host.wait("fake-late.service")
+    assert found["verdict"] == "ready", found["msg"]
+    host.run("systemctl stop fake-late.socket fake-late.service")
+    assert host.wait("fake-late.service")["verdict"] == "dead"
