@@ -83,10 +83,8 @@ class Host:
         self.run("systemctl daemon-reload; systemctl start --no-block " + unit)
         return unit
 
-    def write(self, unit: str, text: str) -> None:
-        """Write a unit, or a file beside it."""
-        coded = base64.b64encode((text + "\n").encode()).decode()
-        self.run("echo %s | base64 -d > /run/systemd/system/%s" % (coded, unit))
+    def define(self, unit: str, text: str) -> None:
+        self.write("/run/systemd/system/" + unit, text)
 
     def wait(self, unit: t.Optional[str], **options: t.Any) -> t.Dict[str, t.Any]:
         given: t.Dict[str, t.Any] = {"url": URL, "engine": "sglang", "model": "tiny", "timeout": 40, "interval": 0.5}
@@ -438,7 +436,7 @@ LOOP = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestart=always\n"
     ],
 )
 def test_a_loop_without_a_known_line_is_told_by_the_last_word(host: Host, unit: str, line: str, msg: str) -> None:
-    host.write("fake-loop.service", LOOP + unit)
+    host.define("fake-loop.service", LOOP + unit)
     host.run("systemctl daemon-reload; systemctl start --no-block fake-loop.service")
     found = host.wait("fake-loop.service", max_restarts=2)
     assert found["verdict"] == "restart_loop"
@@ -488,7 +486,7 @@ ENDS: t.Dict[str, t.Tuple[str, str, str]] = {
 def test_what_systemd_knows_of_an_end_is_its_cause(host: Host, when: str) -> None:
     """Each is waited for from its start, or looked at when it is over and systemd may have forgotten it."""
     for name, (text, _kind, _line) in ENDS.items():
-        host.write("fake-%s.service" % name, "[Service]\n" + text)
+        host.define("fake-%s.service" % name, "[Service]\n" + text)
     host.run("systemctl daemon-reload")
     units = " ".join("fake-%s.service" % name for name in ENDS)
     ask = "gpuops wait --unit %s --url %s --engine sglang --model tiny --timeout 60 --stall-timeout 40 --json"
@@ -512,7 +510,7 @@ def test_what_systemd_knows_of_an_end_is_its_cause(host: Host, when: str) -> Non
 
 def test_a_stop_that_systemd_had_to_end_says_so(host: Host) -> None:
     text = "[Service]\nTimeoutStopSec=2\nExecStart=/bin/sh -c 'trap \"\" TERM; while :; do sleep 0.1; done'"
-    host.write("fake-deaf.service", text)
+    host.define("fake-deaf.service", text)
     host.run("systemctl daemon-reload; systemctl start fake-deaf.service; systemctl stop --no-block fake-deaf.service")
     found = host.wait("fake-deaf.service")
     text = "it did not stop within TimeoutStopSec=, so systemd killed it"
@@ -520,10 +518,11 @@ def test_a_stop_that_systemd_had_to_end_says_so(host: Host) -> None:
 
 
 def test_a_unit_that_its_socket_starts_is_waited_for(host: Host) -> None:
-    host.write("fake-late.socket", "[Socket]\nListenStream=127.0.0.1:%d" % PORT)
-    host.write("fake-late.service", "[Service]\nExecStart=/lib/systemd/systemd-socket-proxyd 127.0.0.1:9001")
-    host.write("fake-back.service", "[Service]\nExecStart=/usr/bin/python3 /opt/fake/engine.py --port 9001 --load 3")
-    host.run("systemctl daemon-reload; systemctl start fake-late.socket fake-back.service")
+    host.define("fake-late.socket", "[Socket]\nListenStream=127.0.0.1:%d" % PORT)
+    engine = "/usr/bin/python3 /opt/fake/engine.py --port 9001 --load 3"
+    proxy = "/lib/systemd/systemd-socket-proxyd 127.0.0.1:9001"
+    host.define("fake-late.service", "[Service]\nExecStart=/bin/sh -c '%s & exec %s'" % (engine, proxy))
+    host.run("systemctl daemon-reload; systemctl start fake-late.socket")
     found = host.wait("fake-late.service")
     assert found["verdict"] == "ready", found["msg"]
     host.run("systemctl stop fake-late.socket fake-late.service")
