@@ -894,7 +894,8 @@ def test_another_process_goes_on_as_if_there_were_only_one(case: t.Callable[[Ser
     [
         (
             changed(active_state="failed", sub_state="failed", result="exit-code"),
-            'the unit "x.service" failed: systemd says exit-code',
+            'the unit "x.service" failed: '
+            "a command beside its main process (ExecStartPre=, ExecStartPost= or such) failed",
         ),
         (
             changed(active_state="inactive", sub_state="dead", main_pid=0),
