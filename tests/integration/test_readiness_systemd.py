@@ -374,8 +374,9 @@ def test_a_unit_that_does_not_exist_or_is_at_rest_is_dead(old: Host) -> None:
     unit = old.unit("--load 0")
     old.wait(unit)
     old.run("systemctl stop " + unit)
-    said = 'the unit "%s" is dead: it is inactive, and nothing is about to start it; next: ' % unit
-    assert old.wait(unit)["msg"].startswith(said)
+    said = 'the unit "%s" is dead: it is inactive, and nothing is about to start it' % unit
+    msg = old.wait(unit)["msg"]
+    assert msg.startswith(said) and "; next: journalctl -u %s" % unit in msg
 
 
 def test_the_real_engine_is_ready_by_its_own_profile(fleet: Fleet) -> None:
@@ -441,7 +442,7 @@ def test_a_loop_without_a_known_line_is_told_by_the_last_word(host: Host, unit: 
     found = host.wait("fake-loop.service", max_restarts=2)
     assert found["verdict"] == "restart_loop"
     assert found["cause"] == {"kind": "killed" if "killed" in msg else "exited", "line": line}
-    assert found["msg"].endswith(" times: " + msg)
+    assert found["msg"].endswith(" times: %s; next: gpuops stop --unit fake-loop.service" % msg)
 
 
 VAGUE = "WARNING: permission denied: /root/.cache"

@@ -358,14 +358,14 @@ def test_a_cable_that_is_pulled_late_ends_neither_the_wait_nor_its_lines(lab: La
 def test_a_cable_that_is_pulled_in_the_middle_does_not_end_the_wait(lab: Lab) -> None:
     lab.start(NEW, "--load 45 --log tqdm")
     with lab.waiting(NEW, stall_timeout=30, timeout=100) as found:
-        time.sleep(6)
+        time.sleep(14)  # the first slice has answered, on a busy machine too: what it saw must outlast the cut
         lab.fleet.lab("cut", NEW)
         try:
             time.sleep(14)
         finally:
             lab.fleet.lab("heal", NEW)
     assert found[0]["verdict"] == "ready", found
-    assert found[0]["tiers"][0]["at"] < 3
+    assert found[0]["tiers"][0]["at"] < 12
     assert found[0]["restarts"] == 0
     assert found[0]["elapsed"] > 35
 
@@ -443,7 +443,7 @@ def test_who_may_not_read_the_journal_is_told_so_and_the_wait_goes_on(lab: Lab) 
 
 
 def test_a_unit_that_prepares_first_is_waited_for(lab: Lab) -> None:
-    lab.start(NEW, "--load 2", "ExecStartPre=/bin/sleep 5")
+    lab.start(NEW, "--load 2", "ExecStartPre=/bin/sleep 12")
     found = lab.wait(NEW)
     assert found["verdict"] == "ready"
     assert found["tiers"][0]["at"] > 2
