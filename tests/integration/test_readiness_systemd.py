@@ -148,7 +148,8 @@ def test_a_crash_loop_is_reported_long_before_the_timeout(host: Host) -> None:
     unit = host.unit("--load 60 --crash-after 1 --last-words '%s'" % words, Restart="always", RestartSec="1")
     found = host.wait(unit, max_restarts=2, timeout=60)
     assert (found["verdict"], found["restarts"]) == ("restart_loop", 2)
-    cause = {"kind": "gpu_out_of_memory", "line": words, "figures": {"wanted_mib": 44001.3}}  # no GPU is there to ask
+    cause = {"kind": "gpu_out_of_memory", "line": words, "figures": {"wanted_mib": 44001.3}}
+    cause["holders"] = []  # the hosts have a GPU, and nobody else is on it
     assert found["cause"] == cause
     assert found["elapsed"] < 15
 
