@@ -365,7 +365,7 @@ def test_a_cable_that_is_pulled_in_the_middle_does_not_end_the_wait(lab: Lab) ->
         finally:
             lab.fleet.lab("heal", NEW)
     assert found[0]["verdict"] == "ready", found
-    assert found[0]["tiers"][0]["at"] < 12
+    assert found[0]["tiers"][0]["at"] < 4  # stable after 3 s, and long before the cut
     assert found[0]["restarts"] == 0
     assert found[0]["elapsed"] > 35
 
