@@ -125,7 +125,9 @@ def test_a_redirect_to_another_host_is_not_followed_and_gets_no_key() -> None:
 
 
 def test_probes_that_time_out_leave_no_connection_and_no_process() -> None:
-    before = {child.pid for child in psutil.Process().children()}  # a call that hung in an earlier test leaves its child
+    before = {
+        child.pid for child in psutil.Process().children()
+    }  # a call that hung in an earlier test leaves its child
     with engine("--bug", "hang_post") as url:
         port = int(url.rpartition(":")[2])
         for _ in range(5):
