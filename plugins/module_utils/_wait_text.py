@@ -37,6 +37,7 @@ IS = {
     "wrong_server": "has a wrong_server",
     "wedged": "is wedged",
     "auth_error": "has an auth_error",
+    "unknown": "is in an unknown state",
 }
 NEXT = "; next: "
 BELOW_THE_ENGINE = ("", "unit", "listener")  # tiers above which the log tells no more where it is
@@ -53,6 +54,7 @@ class Named(t.NamedTuple):
     log_path: str = ""
     defined: bool = False  # whether the host has a definition of the service
     keyed: bool = False  # whether a key was given
+    once: bool = False  # whether it was looked at once, and not waited for
 
     def __str__(self) -> str:
         if self.service and self.unit:
@@ -208,9 +210,8 @@ def _remedy(result: t.Mapping[str, t.Any], named: Named) -> str:
     if verdict == "auth_error":
         return 'give another "api_key"' if named.keyed else 'give "api_key"'
     if verdict == "progressing":
-        # One look asks for nothing.
-        return "" if str(result["msg"]).startswith("not ready at this moment") else 'wait again with a longer "timeout"'
-    if not named.unit or verdict in ("ready", "wrong_server"):
+        return "" if named.once else 'wait again with a longer "timeout"'
+    if not named.unit or verdict in ("ready", "wrong_server", "unknown"):
         return ""
     if verdict in ("stalled", "wedged"):
         pid = state.get("main_pid")

@@ -180,6 +180,7 @@ def run(
     """Wait as the options say, or for one slice of it. ``watch`` sees the wait all the time."""
     began = clock.monotonic()
     planned = plan(params)
+    planned = planned._replace(named=planned.named._replace(once=check_mode))
     if params.get("resume") and not check_mode:
         try:
             return _slice(planned, params, tick, warn, clock, began)

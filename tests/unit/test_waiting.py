@@ -704,6 +704,30 @@ def test_the_sentence_quotes_no_secret_not_even_where_it_is_cut(planned: Planned
     assert "sk-0" not in found["msg"]
 
 
+@pytest.mark.parametrize("resume", [None, _wait_request.request(0.0, True)])
+def test_without_the_rights_to_see_who_listens_it_is_unknown(planned: Planned, resume: t.Optional[str]) -> None:
+    planned.service.port = lambda now: Listener("unseen", "who listens cannot be seen: run as root, or with become")
+    found = planned.run(resume=resume)
+    assert (found["verdict"], found["tier_reached"]) == ("unknown", "unit")
+    assert found["msg"].startswith('the unit "x.service" is in an unknown state: ')
+    assert found["msg"].endswith("run as root, or with become")
+
+
+def test_one_look_advises_no_longer_wait(planned: Planned) -> None:
+    loading(planned.service, 100)
+    found = planned.run(check_mode=True)
+    assert (found["verdict"], "; next: " in found["msg"]) == ("progressing", False)
+    planned.service.clock.now = 0.0
+    planned.service.state = lambda now: changed(active_state="inactive", main_pid=0, awaited="x.socket")
+    found = planned.run(check_mode=True)
+    assert (found["verdict"], "; next: " in found["msg"]) == ("progressing", False)
+    planned.service.clock.now = 0.0
+    planned.service.cpu = lambda now: now
+    loading(planned.service, 100)
+    planned.service.state = lambda now: changed()
+    assert planned.run(timeout=10.0, stall_timeout=10.0)["msg"].endswith('; next: wait again with a longer "timeout"')
+
+
 def test_a_dead_unit_is_the_reason_of_its_tier(planned: Planned) -> None:
     planned.service.state = lambda now: changed(active_state="inactive", main_pid=0)
     found = planned.run()
