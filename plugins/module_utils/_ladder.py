@@ -577,7 +577,7 @@ class Ladder:
             "judged_at": self._judged_at,
             "climbed": sorted(self._climbed),
             "proved_at": self._proved_at,
-            "others": _foreign.walked(self.others, self.veil),
+            "others": self.others,
             "looks": self._looks,
         }
 

@@ -14,6 +14,7 @@ import ssl
 import subprocess
 import threading
 import time
+import typing as t
 from pathlib import Path
 
 import pytest
@@ -267,6 +268,34 @@ def test_a_request_ends_with_a_caller_that_was_killed(ask: str) -> None:
                 pass
 
 
+@contextlib.contextmanager
+def listening(answer: t.Callable[[socket.socket], None]) -> t.Iterator[str]:
+    """The URL of a server that does with each connection what ``answer`` does."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(5)
+        server.settimeout(0.1)
+        ended = threading.Event()
+
+        def serve() -> None:
+            while not ended.is_set():
+                try:
+                    link, _address = server.accept()
+                except OSError:
+                    continue
+                with link:
+                    link.settimeout(2)
+                    answer(link)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        try:
+            yield "http://127.0.0.1:%d/health" % server.getsockname()[1]
+        finally:
+            ended.set()
+            serving.join()
+
+
 @pytest.mark.parametrize(
     ("greeting", "outcome", "error"),
     [
@@ -278,29 +307,12 @@ def test_a_request_ends_with_a_caller_that_was_killed(ask: str) -> None:
 def test_a_port_that_speaks_no_http_is_told_from_a_server_that_is_gone(
     greeting: bytes, outcome: str, error: str
 ) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(5)
-        ended = threading.Event()
+    def answers(link: socket.socket) -> None:
+        link.recv(4096)
+        link.sendall(greeting)
 
-        def serve() -> None:
-            server.settimeout(0.1)
-            while not ended.is_set():
-                try:
-                    link, _address = server.accept()
-                except OSError:
-                    continue
-                with link:
-                    link.settimeout(2)
-                    link.recv(4096)
-                    link.sendall(greeting)
-
-        serving = threading.Thread(target=serve)
-        serving.start()
-        url = "http://127.0.0.1:%d/health" % server.getsockname()[1]
+    with listening(answers) as url:
         answer = _http.fetch(_http.Request("GET", url), _http.Access("sk-secret"), 10)
-        ended.set()
-        serving.join()
     assert (answer.outcome, answer.error) == (outcome, error)
 
 
@@ -313,34 +325,18 @@ def test_a_server_of_https_that_is_asked_by_http_is_told_as_that(way: str, tmp_p
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(str(tmp_path / "cert.pem"), str(key))
     seen: list[bytes] = []
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen(5)
-        ended = threading.Event()
 
-        def serve() -> None:
-            server.settimeout(0.1)
-            while not ended.is_set():
-                try:
-                    link, _address = server.accept()
-                except OSError:
-                    continue
-                with link:
-                    link.settimeout(2)
-                    seen.append(link.recv(4096, socket.MSG_PEEK))
-                    if seen[-1].startswith(b"GET"):
-                        link.recv(4096)
-                        link.sendall(b"\x15\x03\x01\x00\x02\x02\x46" if way == "alert" else b"")
-                        continue
-                    with contextlib.suppress(OSError):
-                        context.wrap_socket(link, server_side=True).close()
+    def answers(link: socket.socket) -> None:
+        seen.append(link.recv(4096, socket.MSG_PEEK))
+        if seen[-1].startswith(b"GET"):
+            link.recv(4096)
+            link.sendall(b"\x15\x03\x01\x00\x02\x02\x46" if way == "alert" else b"")
+            return
+        with contextlib.suppress(OSError):
+            context.wrap_socket(link, server_side=True).close()
 
-        serving = threading.Thread(target=serve)
-        serving.start()
-        url = "http://127.0.0.1:%d/health" % server.getsockname()[1]
+    with listening(answers) as url:
         answer = _http.fetch(_http.Request("GET", url), _http.Access("sk-secret"), 10)
-        ended.set()
-        serving.join()
     assert (answer.outcome, answer.error) == ("tls", "it speaks HTTPS: use https:// in the URL")
     assert len(seen) == 2
     assert b"sk-secret" not in seen[1]
