@@ -53,16 +53,11 @@ $(COLLECTION):
 	ln -sfn ../../../.. $@
 
 # What labs are made of is built beside the checks that need none; what fails there shows when the first lab is booted.
-# Then two rows of tests run side by side, because one of them mostly waits; each part is printed whole when it has ended.
+# The rest runs part by part: its limits of time hold on a machine that does nothing else.
 .PHONY: test
 test: venv ## run all checks and tests
 	@if [ "$$(id -u)" -eq 0 ]; then $(LAB) build & fi; $(MAKE) lint unit; status=$$?; wait; exit $$status
-	@echo "the tests on real processes and lab hosts run in two rows, for about half an hour"
-	@$(MAKE) --jobs=2 --output-sync=target IN_ROWS=1 integration-work integration-waits rollout molecule
-ifdef IN_ROWS
-rollout: integration-waits
-molecule: rollout
-endif
+	@$(MAKE) integration rollout molecule
 
 .PHONY: lint lint-yaml lint-python lint-types lint-ansible
 lint: lint-yaml lint-python lint-types lint-ansible ## yamllint, ruff, mypy and ansible-lint
@@ -90,15 +85,6 @@ unit: venv ## run the unit tests
 .PHONY: integration
 integration: venv ## run the integration tests: real processes, real programs, a real lab (as root)
 	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/integration
-
-# The two halves of it: tests that work, and tests that wait for services to load.
-WAITS := tests/integration/test_wait_systemd.py tests/integration/test_readiness_systemd.py
-.PHONY: integration-work integration-waits
-integration-work: venv
-	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/integration $(addprefix --ignore=,$(WAITS))
-
-integration-waits: venv
-	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) $(WAITS)
 
 .PHONY: rollout
 rollout: venv ## run the rollout tests on lab hosts: lost hosts, killed controllers, client traffic (as root)

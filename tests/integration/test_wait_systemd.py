@@ -287,20 +287,22 @@ def test_each_percent_of_a_long_load_is_shown_soon_and_nothing_is_left(lab: Lab)
 
 
 def test_the_line_of_a_slice_goes_with_it_when_it_is_killed(lab: Lab) -> None:
-    def steady() -> t.List[str]:
-        """The slice, its child and its line, when it is not about to end."""
-        look = "python3 -c '%s'; ls -A /run/gpuops/lines; " % HOLDERS.strip()
-        found = lab.run(OLD, look + "sleep 3; " + look, checked=False).split()
-        return found[:3] if len(found) == 6 and found[:3] == found[3:] else []
+    def killed() -> t.List[str]:
+        """The owner and mode of the line, the slice's child and the line, of a slice that was killed in its middle."""
+        look = "$(python3 -c '%s'; ls -A /run/gpuops/lines)" % HOLDERS.strip()
+        # On the host in one command: a slice may end at any moment.
+        strike = "stat -c '%U %a' /run/gpuops/lines/$3 && kill -9 $1 && echo $2 $3"
+        same = 'a=%s; sleep 3; b=%s; set -- $b; [ "$a" = "$b" ] && [ $# = 3 ] && ' % (look, look)
+        found = lab.run(OLD, same + strike, checked=False).split()
+        return found if len(found) == 4 else []
 
     lab.start(OLD, "--load 400 --log tqdm")
     runs: t.List[Run] = []
     thread = threading.Thread(target=lambda: runs.append(lab.play(OLD, timeout=200, stall_timeout=100)))
     thread.start()
     try:
-        slice_, guard, name = within(150, steady)
-        assert lab.run(OLD, "stat -c '%%U %%a' /run/gpuops/lines/%s" % name) == "ops 600"
-        lab.run(OLD, "kill -9 " + slice_)
+        user, mode, guard, name = within(150, killed)
+        assert (user, mode) == ("ops", "600")
         within(5, lambda: name not in lab.names(OLD))
         within(5, lambda: guard not in lab.holders(OLD))
     finally:
@@ -365,7 +367,7 @@ def test_a_cable_that_is_pulled_in_the_middle_does_not_end_the_wait(lab: Lab) ->
         finally:
             lab.fleet.lab("heal", NEW)
     assert found[0]["verdict"] == "ready", found
-    assert found[0]["tiers"][0]["at"] < 4  # stable after 3 s, and long before the cut
+    assert found[0]["tiers"][0]["at"] < 3
     assert found[0]["restarts"] == 0
     assert found[0]["elapsed"] > 35
 
@@ -443,7 +445,7 @@ def test_who_may_not_read_the_journal_is_told_so_and_the_wait_goes_on(lab: Lab) 
 
 
 def test_a_unit_that_prepares_first_is_waited_for(lab: Lab) -> None:
-    lab.start(NEW, "--load 2", "ExecStartPre=/bin/sleep 12")
+    lab.start(NEW, "--load 2", "ExecStartPre=/bin/sleep 5")
     found = lab.wait(NEW)
     assert found["verdict"] == "ready"
     assert found["tiers"][0]["at"] > 2
