@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import threading
 import types
 import typing as t
@@ -59,15 +61,24 @@ class Seen:
 
 
 def alive(word: str) -> t.List[str]:
-    """Processes with that word in their command."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    """Processes with that word in their command. A child still on its way to another program is not one more."""
+    found: t.Dict[str, str] = {}
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            if word.encode() in path.read_bytes():
-                found.append(path.parent.name)
+            if word.encode() in (path / "cmdline").read_bytes():
+                found[path.name] = (path / "stat").read_text().rpartition(")")[2].split()[1]
         except OSError:
             continue
-    return found
+    return [pid for pid, parent in found.items() if parent not in found]
+
+
+def test_a_child_on_its_way_to_another_program_is_not_counted() -> None:
+    words = "import os, sys, time; os.fork(); print(flush=True); time.sleep(60)", NAME
+    with subprocess.Popen([sys.executable, "-c", *words], stdout=subprocess.PIPE, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        assert [parent.stdout.readline(), parent.stdout.readline()] == [b"\n", b"\n"]
+        assert alive(NAME) == [str(parent.pid)]
+        os.killpg(parent.pid, signal.SIGKILL)
 
 
 def reading(seen: Seen, first: float = 0.0) -> _wait_beside.Beside:
