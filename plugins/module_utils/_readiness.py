@@ -52,6 +52,7 @@ class Wait:
         self.deadline = Deadline(options.timeout, clock, start)
         self.progress = Progress(profile, options.stall_timeout, self.deadline)
         self.ladder = Ladder(target, profile, options, self.deadline, self.progress, veil)
+        self.rungs, self.attempts = self.ladder.rungs, self.ladder.attempts
         target.bound(self.deadline)
         self._counted = [0, 0]  # restarts that systemd counted, and new lives: one restart shows in both, not at once
         self.state: t.Optional[UnitState] = None
@@ -86,7 +87,7 @@ class Wait:
             if not once and not self._sleep(tick, leave):
                 return None
             tick()
-            reached = self.ladder.reached
+            reached = self.rungs.reached
             ending = self._look(tick) if once else self._patient_look(tick)
             if ending is None and not once:
                 ending = self._stalled()
@@ -100,7 +101,7 @@ class Wait:
                 said = (self._excuse, self._unseen(ending), *_matching.remarks())
                 self.target.warnings += [text for text in said if text]
                 return ending
-            self._plan(climbed=self.ladder.reached != reached)
+            self._plan(climbed=self.rungs.reached != reached)
 
     @property
     def restarts(self) -> int:
@@ -108,25 +109,25 @@ class Wait:
 
     @property
     def tiers(self) -> t.List[Tier]:
-        return self.ladder.tiers
+        return self.rungs.tiers
 
     @property
     def reached(self) -> str:
         """The highest tier reached, empty below the first."""
-        return self.ladder.reached
+        return self.rungs.reached
 
     def live(self) -> t.Dict[str, t.Any]:
         """Where the wait stands, in the words of the answer, for people who watch."""
-        missing = self.ladder.missing
+        missing = self.rungs.missing
         return {
             "phase": self.progress.phase,
             "percent": self.progress.percent,
             "overall": _engines.overall(self.profile, self.progress.phase, self.progress.percent),
-            "tier_reached": self.ladder.reached,
+            "tier_reached": self.rungs.reached,
             "missing": "" if missing is None else missing.name,
             "unlisted": missing.detail if missing is not None and self.ladder.strange else "",
             "near": self.near,
-            "asking": None if self.ladder.asking is None else round(self.ladder.asking, 1),
+            "asking": None if self.attempts.asking is None else round(self.attempts.asking, 1),
             "restarts": self.restarts,
             "memory": self.progress.memory if self.progress.gpu_memory is None else self.progress.gpu_memory,
             "on_gpu": self.progress.gpu_memory is not None,
@@ -210,8 +211,8 @@ class Wait:
         pause = min(self._pause, self.options.interval, self.deadline.remaining)
         if self.state is not None and not self.progress.window.stalled:
             pause = min(pause, self.progress.window.remaining)
-        if self.ladder.steady_in is not None:
-            pause = min(pause, self.ladder.steady_in)
+        if self.rungs.steady_in is not None:
+            pause = min(pause, self.rungs.steady_in)
         self._pause *= SLOWER
         self._next = self.deadline.clock.monotonic() + pause
 
@@ -267,7 +268,7 @@ class Wait:
     def _unit(self, now: bool = False) -> t.Optional[Ending]:
         state, before = self.target.unit(now), self.state
         if state is None:
-            self.ladder.without_unit()
+            self.rungs.without_unit()
             return None
         self.state = state
         name = state.name
@@ -294,7 +295,7 @@ class Wait:
             detail += ', started by the first connection to "%s"' % state.awaited
         if state.main_pid:
             detail += ", main process %d" % state.main_pid
-        self.ladder.unit(runs, detail, state.main_since if state.main_pid else None)
+        self.rungs.unit(runs, detail, state.main_since if state.main_pid else None)
         return None
 
     def _inactive(self, state: UnitState) -> Ending:
@@ -375,7 +376,7 @@ class Wait:
         if not self.progress.window.stalled:
             return None
         text = "for %.0f s nothing moved: %s" % (self.progress.window.age, self._missing())
-        if self.ladder.proof is not None and self.ladder.listed:
+        if self.attempts.proof is not None and self.rungs.listed:
             return Ending("wedged", "the engine lists its model, but " + text)
         return Ending(self._still(), text)
 
@@ -385,13 +386,13 @@ class Wait:
 
     def _out_of_time(self, once: bool = False) -> Ending:
         seconds = round(self.deadline.elapsed, 1)
-        if self.ladder.proved:
-            return self.ladder.wedged()
-        if self.ladder.doubt:
-            return Ending(self.ladder.doubt, self.ladder.why())
+        if self.attempts.proved:
+            return self.attempts.wedged()
+        if self.rungs.doubt:
+            return Ending(self.rungs.doubt, self.rungs.why())
         if self.state is None:
             text = "not ready after %g s, and without a unit it cannot be told whether it moves: %s"
-            return Ending(self._still(), text % (seconds, self.ladder.why()))
+            return Ending(self._still(), text % (seconds, self.rungs.why()))
         if once:
             return Ending("progressing", "not ready at this moment: %s" % self._missing())
         if self.state.between_lives:
@@ -406,7 +407,7 @@ class Wait:
 
     def _explain(self, ending: Ending) -> None:
         """Let the tier at which a wait ended say why: what it said last is of before."""
-        tier = self.ladder.missing
+        tier = self.rungs.missing
         ended = ending.verdict in ("dead", "restart_loop")
         if ended and tier is not None and (tier.name == "unit" or not tier.detail):
             tier.detail = ending.msg
@@ -422,9 +423,9 @@ class Wait:
 
     def _missing(self) -> str:
         assert self.state is not None
-        self.ladder.explain(self.state)
-        unconfirmed = self.ladder.missing is None and self._blind is not None
-        return self.ladder.why() + (", but not that the unit still runs" if unconfirmed else "")
+        self.ladder.port.explain(self.state)
+        unconfirmed = self.rungs.missing is None and self._blind is not None
+        return self.rungs.why() + (", but not that the unit still runs" if unconfirmed else "")
 
     # Another process goes on
 

@@ -21,7 +21,7 @@ from ._readiness import Wait
 
 __all__ = ("Slice", "boot_id")
 
-FORMAT = 3
+FORMAT = 4
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Seconds that a change stands before it ends a slice. Readiness ends it at once, and near the end of a load it is
 # better not to be between two slices.

@@ -474,7 +474,7 @@ def test_a_page_with_an_error_is_named_as_what_is_missing(tier: str, status: int
     wanted = ': the tier "%s" is not reached: status %d with an HTML page' % (tier, status)
     assert (found.verdict, found.msg[-len(wanted) :]) == ("stalled", wanted)
     # It is what the last look saw, and ends the doubt of the one before.
-    assert found.wait.ladder.doubt == ""
+    assert found.wait.rungs.doubt == ""
 
 
 @pytest.mark.parametrize("outcome", ["not_http", "tls"])
