@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import typing as t
 
-from . import _causes, _ends, _engines, _foreign, _http, _matching
+from . import _engines, _foreign, _http, _matching
 from ._deadline import SYSTEM_CLOCK, Clock, Deadline
 from ._engines import Profile
 from ._errors import MissingLibrary, ServingError, UsageError
 from ._ladder import Ladder
+from ._lives import Lives
 from ._progress import Progress
 from ._systemd import UnitState
 from ._tiers import TIERS, Ending, Options, Target, Tier
@@ -54,12 +55,10 @@ class Wait:
         self.ladder = Ladder(target, profile, options, self.deadline, self.progress, veil)
         self.rungs, self.attempts = self.ladder.rungs, self.ladder.attempts
         target.bound(self.deadline)
-        self._counted = [0, 0]  # restarts that systemd counted, and new lives: one restart shows in both, not at once
+        self.lives = Lives(self.progress)
         self.state: t.Optional[UnitState] = None
         self._looks = 0
         self._began = clock.monotonic()  # in this process
-        self._ends = _ends.Ends()  # of the life that goes on
-        self._end: t.Optional[_ends.End] = None  # of the last life whose cause is known from there alone
         self._once = False
         self._observed = float("-inf")
         self._first: t.Optional[float] = None  # when all had been looked at once: what was there by then has not moved
@@ -96,7 +95,7 @@ class Wait:
             if ending is not None:
                 ending.cause = self.progress.cause or self.progress.last_cause
                 if ending.verdict in ("dead", "restart_loop"):
-                    ending.cause = self._known()
+                    ending.cause = self.lives.cause
                 self._explain(ending)
                 said = (self._excuse, self._unseen(ending), *_matching.remarks())
                 self.target.warnings += [text for text in said if text]
@@ -105,7 +104,7 @@ class Wait:
 
     @property
     def restarts(self) -> int:
-        return max(self._counted)
+        return self.lives.restarts
 
     @property
     def tiers(self) -> t.List[Tier]:
@@ -168,11 +167,10 @@ class Wait:
         self._observed = self.deadline.clock.monotonic()
         for text, own in self.target.log(self.state):
             line = self.veil.whole(text)
+            self.lives.line(line, own)
             if own:
                 self.progress.line(line)
-                self._ends.own(line)
             else:
-                self._ends.systemd(line)
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))
         if self._first is None:
@@ -279,14 +277,15 @@ class Wait:
         if self.restarts >= self.options.max_restarts:
             if state.active_state == "failed":
                 self._last_words()
-                self._conclude(state)
+                self.lives.conclude(state)
             times = "once" if self.restarts == 1 else "%d times" % self.restarts
-            return Ending("restart_loop", 'the unit "%s" was restarted %s: %s' % (name, times, self._why(True)))
+            why = self.lives.why(state, word=True)
+            return Ending("restart_loop", 'the unit "%s" was restarted %s: %s' % (name, times, why))
         if state.active_state == "failed" and not state.job:
             self._last_words()
-            self._conclude(state)
+            self.lives.conclude(state)
             again = ", and systemd gave up after %d restarts" % state.n_restarts if state.n_restarts else ""
-            return Ending("dead", 'the unit "%s" failed%s: %s' % (name, again, self._why()))
+            return Ending("dead", 'the unit "%s" failed%s: %s' % (name, again, self.lives.why(state)))
         if state.active_state == "inactive" and not state.job and (self._once or not state.awaited):
             return self._inactive(state)
         runs = state.active_state in ("active", "reloading", "refreshing") or state.sub_state == "start-post"
@@ -306,65 +305,28 @@ class Wait:
         text = 'the unit "%s" is inactive, and nothing is about to start it' % state.name
         if state.load_state == "masked":
             text = text.replace("inactive", "inactive and masked", 1)
-        elif self._conclude(state):
-            text += ": " + self._why()
-        elif not self._looks and self._ends.stopped:
+        elif self.lives.conclude(state):
+            text += ": " + self.lives.why(state)
+        elif not self._looks and self.lives.stopped:
             self.progress.cause = None  # what it said before somebody stopped it is no cause of that
         return Ending("dead", text)
 
     def _count_restarts(self, before: UnitState, state: UnitState) -> None:
-        restarted = max(0, state.n_restarts - before.n_restarts)
-        new_life = before.invocation_id and state.invocation_id and before.invocation_id != state.invocation_id
-        if not restarted and not new_life:
-            return
         # Counted before anything else can fail: the next look compares with this state.
-        self._counted = [self._counted[0] + restarted, self._counted[1] + bool(new_life)]
+        counted = self.lives.count(before, state)
+        if not counted:
+            return
         self.observe()
-        if restarted:
+        if counted > 0:
             same = state.between_lives and state.invocation_id == before.invocation_id
-            self._conclude(state if same else before if before.between_lives else None)
-        self._ends = _ends.Ends()
-        self.progress.new_life()
+            self.lives.conclude(state if same else before if before.between_lives else None)
+        self.lives.new_life()
         self.ladder.new_life()
 
     def _last_words(self) -> None:
         """What a dying process wrote reaches the journal a moment after its death reaches systemd."""
         self.deadline.clock.sleep(LAST_WORDS)
         self.observe()
-
-    def _known(self) -> t.Optional[_causes.Cause]:
-        """The most telling cause of this life and of the ones before."""
-        return _causes.better(self.progress.cause, self.progress.last_cause)
-
-    def _conclude(self, state: t.Optional[UnitState]) -> bool:
-        """Find the cause of a life that is over; says whether systemd tells how it ended.
-
-        What systemd decided itself is surer than a vague line. Else the log knows better; where it does not, the last
-        word of the process itself names what no pattern knows.
-        """
-        end, known = self._ends.of(state), self._known()
-        if end is None:
-            return False
-        cause: t.Optional[_causes.Cause] = known
-        if known is None or (self._end is not None and known == self._end.cause):
-            cause = end.cause
-        elif end.kind in _ends.DEFINITE:
-            cause = _causes.better(end.cause, known)
-        if cause == end.cause:
-            self._end = end
-        self.progress.cause = cause
-        return True
-
-    def _why(self, word: bool = False) -> str:
-        """The cause of an end, from the log or else from what systemd says; with the last word where asked for."""
-        known = self._known()
-        if known is None:
-            assert self.state is not None
-            return "systemd says %s" % self.state.result
-        if self._end is None or known != self._end.cause:
-            return str(known["line"])
-        said = word and self._end.kind in ("exited", "killed") and self._end.line != self._end.text
-        return '%s, with the last word "%s"' % self._end[1:] if said else self._end.text
 
     # Verdicts without an event
 
@@ -396,7 +358,7 @@ class Wait:
         if once:
             return Ending("progressing", "not ready at this moment: %s" % self._missing())
         if self.state.between_lives:
-            self._conclude(self.state)
+            self.lives.conclude(self.state)
             text = "not ready after %g s, and systemd is about to start the unit again: %s"
             return Ending("progressing", text % (seconds, self._missing()))
         window = self.progress.window
@@ -436,9 +398,7 @@ class Wait:
             "next": self._next,
             "pause": self._pause,
             "looks": self._looks,
-            "ends": self._ends.save(),
-            "end": self._end,
-            "counted": self._counted,
+            "lives": self.lives.save(),
             "first": self._first,
             "observed": None if self._first is None else self._observed,
             "blind": self._blind,
@@ -452,9 +412,7 @@ class Wait:
     def restore(self, saved: t.Mapping[str, t.Any]) -> None:
         """Go on where another process has left the wait; the deadline was given when this one was made."""
         self._next, self._pause, self._looks = saved["next"], saved["pause"], saved["looks"]
-        self._counted = list(saved["counted"])
-        self._ends.restore(saved["ends"])
-        self._end = None if saved["end"] is None else _ends.End(*saved["end"])
+        self.lives.restore(saved["lives"])
         self._first, self._blind, self._excuse = saved["first"], saved["blind"], saved["excuse"]
         self._observed = self._observed if saved["observed"] is None else saved["observed"]
         if saved["unit"] is not None:
