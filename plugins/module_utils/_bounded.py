@@ -56,6 +56,11 @@ class Outcome:
         return self.status == "ok"
 
 
+# Children that had not ended when they were left: each later call asks for them again, so that a caller that lives for
+# long keeps none as a zombie.
+_late: t.List[int] = []
+
+
 def run(
     function: t.Callable[[Report], t.Any],
     timeout: float,
@@ -76,6 +81,7 @@ def run(
             return Outcome("stuck", error="process %d has not come back from an earlier call" % stuck)
     if dies_with_caller:
         import ctypes  # noqa: F401  # here, so that not every child loads it for itself
+    _late[:] = [pid for pid in _late if not _reap(pid, 0.0)]
     began = time.monotonic()
     reader, writer = _pipe()
     caller = os.getpid()
@@ -234,8 +240,10 @@ def _end(pid: int, key: t.Optional[str]) -> bool:
     """Kill the child; one that stays is recorded. Says whether it is gone."""
     _kill(pid)
     gone = _reap(pid, KILL_WAIT)
-    if not gone and key is not None:
-        remember(key, pid)
+    if not gone:
+        _late.append(pid)
+        if key is not None:
+            remember(key, pid)
     return gone
 
 

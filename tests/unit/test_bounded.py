@@ -198,6 +198,21 @@ def test_a_child_whose_devices_take_a_moment_to_close_is_waited_for(monkeypatch:
     assert outcome.elapsed >= 0.3
 
 
+def test_a_child_that_ends_late_is_reaped_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_bounded, "KILL_WAIT", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(_bounded, "_kill", lambda _pid: None)
+        late = _bounded.run(lambda _report: time.sleep(60), 0.05)
+    assert (late.status, late.left_behind) == ("stuck", True)
+    assert _bounded.run(lambda _report: 1, 5).value == 1
+    os.kill(late.pid, 0)  # it is still ours, and its number nobody else's
+    os.kill(late.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, late.pid, os.WEXITED | os.WNOWAIT)
+    assert _bounded.run(lambda _report: 2, 5).value == 2
+    with pytest.raises(ChildProcessError):
+        os.waitpid(late.pid, os.WNOHANG)
+
+
 def test_a_record_of_another_process_with_the_same_pid_blocks_nothing(stuck_folder: str) -> None:
     os.makedirs(stuck_folder)
     with open(os.path.join(stuck_folder, "nvml-0.json"), "w", encoding="utf-8") as handle:
