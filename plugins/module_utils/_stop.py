@@ -195,7 +195,7 @@ class Stopper:
         now, falls = self._clock.monotonic(), [m for m in self.survey.ours() if self.survey.falls_to_systemd(m)]
         self._life = self.state.invocation_id
         under_way = join and self.state.active_state == "deactivating" and self.state.job
-        if not (under_way and _systemd.job_type(self.unit, self._patience) == "stop"):
+        if not (under_way and _systemd.job_type(self.state.name, self._patience) == "stop"):
             try:
                 _systemd.request_stop(self.unit, self._patience)
             except _systemd.NoAnswer:

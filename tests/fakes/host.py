@@ -116,9 +116,9 @@ class Host(Clock):
         self.answer("thaw", timeout)
         self.thawed = True
 
-    def job_type(self, _unit: str, timeout: float = 10.0) -> str:
+    def job_type(self, unit: str, timeout: float = 10.0) -> str:
         self.answer("job_type", timeout)
-        return self.jobs[-1] if self.jobs else ""
+        return self.jobs[-1] if self.jobs and unit == self.state.name else ""  # systemctl knows no jobs by an alias
 
     def alive(self, ref: ProcessRef) -> bool:
         return ref.pid in self.processes

@@ -359,11 +359,12 @@ def test_check_mode_tells_who_would_be_left(monkeypatch: pytest.MonkeyPatch) -> 
 # What others do meanwhile
 
 
-def test_a_stop_that_is_under_way_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("named", ["qwen.service", "an-alias-of-it.service"])
+def test_a_stop_that_is_under_way_is_joined(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
     host = Host(monkeypatch, process(10), active_state="deactivating", main_pid=10, job=7)
     host.jobs = ["stop"]
     host.after(3, lambda: (host.rest(), setattr(host.state, "job", 0)))
-    result = host.stopper().run()
+    result = host.stopper(unit=named).run()
     assert (result["verdict"], result["changed"], host.stops) == ("stopped", True, 0)
     assert result["processes"][0]["signals"] == ["systemd"]
 
