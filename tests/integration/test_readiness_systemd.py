@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import json
 import os
 import re
@@ -105,13 +106,39 @@ def old(fleet: Fleet) -> t.Iterator[Host]:
     host.clean()
 
 
-@pytest.fixture(params=[OLD, NEW])
-def host(fleet: Fleet, request: pytest.FixtureRequest) -> t.Iterator[Host]:
-    found = Host(fleet, request.param)
-    yield found
-    found.clean()
+def on_both_hosts(body: t.Callable[..., None]) -> t.Callable[..., None]:
+    """The same test on both hosts at the same time: most of it is waiting."""
+
+    def run(fleet: Fleet, **given: t.Any) -> None:
+        failures: t.List[t.Tuple[str, BaseException]] = []
+
+        def at(name: str) -> None:
+            host = Host(fleet, name)
+            try:
+                body(host=host, **given)
+            except BaseException as error:
+                failures.append((name, error))
+            finally:
+                host.clean()
+
+        threads = [threading.Thread(target=at, args=(name,)) for name in (OLD, NEW)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for name, error in failures:
+            print("on %s: %r" % (name, error))
+        if failures:
+            raise failures[0][1]
+
+    signature = inspect.signature(body)
+    parameters = [one.replace(name="fleet") if one.name == "host" else one for one in signature.parameters.values()]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__name__, run.__doc__ = body.__name__, body.__doc__
+    return run
 
 
+@on_both_hosts
 def test_a_service_that_loads_becomes_ready_and_its_listener_is_its_own(host: Host) -> None:
     found = host.wait(host.unit("--workers 2 --topology daemon --load 8", KillMode="control-group"))
     assert (found["verdict"], found["tier_reached"], found["restarts"]) == ("ready", "generation", 0)
@@ -143,6 +170,7 @@ def test_bars_without_line_ends_are_progress_and_the_percentage_is_shown(old: Ho
     assert old.wait(unit, stall_timeout=4)["verdict"] == "ready"
 
 
+@on_both_hosts
 def test_a_crash_loop_is_reported_long_before_the_timeout(host: Host) -> None:
     words = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 42.97 GiB."
     unit = host.unit("--load 60 --crash-after 1 --last-words '%s'" % words, Restart="always", RestartSec="1")
@@ -154,6 +182,7 @@ def test_a_crash_loop_is_reported_long_before_the_timeout(host: Host) -> None:
     assert found["elapsed"] < 15
 
 
+@on_both_hosts
 def test_a_crash_without_restart_is_dead_at_once_and_the_last_word_is_kept(host: Host) -> None:
     unit = host.unit("--load 60 --crash-after 2 --exit-code 3 --last-words 'the tokenizer is sulking'")
     found = host.wait(unit)
@@ -224,6 +253,7 @@ def is_awake(host: Host, unit: str) -> bool:
         ("", "all is well", 0, "exited"),
     ],
 )
+@on_both_hosts
 def test_what_this_life_said_in_a_log_file_before_the_first_look_is_its_cause(
     host: Host, stamp: str, words: str, then: int, kind: str
 ) -> None:
@@ -249,6 +279,7 @@ exec /bin/systemctl "$@"
 """
 
 
+@on_both_hosts
 def test_a_systemctl_that_hangs_does_not_hold_up_the_end(host: Host) -> None:
     unit = host.unit("--load 60 --log silent --burn")
     try:
@@ -312,6 +343,7 @@ GO = "until [ -e /run/fake-go ]; do sleep 0.1; done; "
 
 
 @pytest.mark.parametrize("way", ["left", "shared"])
+@on_both_hosts
 def test_a_port_that_comes_to_another_unit_gets_no_key_and_is_never_ready(host: Host, way: str) -> None:
     """The unit's own server still loads when it is killed, or when another listens beside it."""
     coded = base64.b64encode(SERVER.encode()).decode()
@@ -356,6 +388,7 @@ def test_an_engine_that_listens_but_is_not_right_is_never_ready(
     assert found["elapsed"] < 20
 
 
+@on_both_hosts
 def test_a_silent_attempt_at_a_token_ends_with_the_window_and_is_shown_while_it_lasts(host: Host) -> None:
     unit = host.unit("--load 1 --bug hang_post")
     words = "gpuops wait --unit %s --url %s --engine sglang --model tiny" % (unit, URL)
@@ -409,6 +442,7 @@ def test_the_lease_is_renewed_while_it_waits_and_a_lost_one_ends_the_wait(old: H
     assert answer[0]["verdict"] == "refused"
 
 
+@on_both_hosts
 def test_a_unit_that_is_named_by_an_alias_is_read_like_any_other(host: Host) -> None:
     unit = host.unit("--load 12 --log tqdm")
     host.run("ln -s %s /run/systemd/system/fake-alias.service; systemctl daemon-reload" % unit)
@@ -437,6 +471,7 @@ LOOP = "[Unit]\nStartLimitIntervalSec=0\n[Service]\nRestart=always\n"
         ),
     ],
 )
+@on_both_hosts
 def test_a_loop_without_a_known_line_is_told_by_the_last_word(host: Host, unit: str, line: str, msg: str) -> None:
     host.define("fake-loop.service", LOOP + unit)
     host.run("systemctl daemon-reload; systemctl start --no-block fake-loop.service")
@@ -485,6 +520,7 @@ ENDS: t.Dict[str, t.Tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
+@on_both_hosts
 def test_what_systemd_knows_of_an_end_is_its_cause(host: Host, when: str) -> None:
     """Each is waited for from its start, or looked at when it is over and systemd may have forgotten it."""
     for name, (text, _kind, _line) in ENDS.items():
@@ -510,6 +546,7 @@ def test_what_systemd_knows_of_an_end_is_its_cause(host: Host, when: str) -> Non
         assert found["log_tail"] != [], name
 
 
+@on_both_hosts
 def test_a_stop_that_systemd_had_to_end_says_so(host: Host) -> None:
     text = "[Service]\nTimeoutStopSec=2\nExecStart=/bin/sh -c 'trap \"\" TERM; while :; do sleep 0.1; done'"
     host.define("fake-deaf.service", text)
@@ -519,6 +556,7 @@ def test_a_stop_that_systemd_had_to_end_says_so(host: Host) -> None:
     assert (found["verdict"], found["cause"]) == ("dead", {"kind": "timeout", "line": text})
 
 
+@on_both_hosts
 def test_a_unit_that_its_socket_starts_is_waited_for(host: Host) -> None:
     host.define("fake-late.socket", "[Socket]\nListenStream=127.0.0.1:%d" % PORT)
     engine = "/usr/bin/python3 /opt/fake/engine.py --port 9001 --load 3"
