@@ -53,11 +53,14 @@ $(COLLECTION):
 	ln -sfn ../../../.. $@
 
 # What labs are made of is built beside the checks that need none; what fails there shows when the first lab is booted.
-# The rest runs part by part: its limits of time hold on a machine that does nothing else.
+# Then two rows side by side, each printed whole when it has ended: each of them waits for half of its time. The tests of
+# the waits come last and alone, because their limits of time hold on a machine that does nothing else.
 .PHONY: test
 test: venv ## run all checks and tests
 	@if [ "$$(id -u)" -eq 0 ]; then $(LAB) build & fi; $(MAKE) lint unit; status=$$?; wait; exit $$status
-	@$(MAKE) integration rollout molecule
+	@echo "the tests on real processes and the rollouts run side by side, for about half an hour"
+	@$(MAKE) --jobs=2 --output-sync=target integration-work rollout
+	@$(MAKE) integration-waits molecule
 
 .PHONY: lint lint-yaml lint-python lint-types lint-ansible
 lint: lint-yaml lint-python lint-types lint-ansible ## yamllint, ruff, mypy and ansible-lint
@@ -85,6 +88,15 @@ unit: venv ## run the unit tests
 .PHONY: integration
 integration: venv ## run the integration tests: real processes, real programs, a real lab (as root)
 	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/integration
+
+# The two halves of it: tests that work, and tests of how long something takes.
+WAITS := tests/integration/test_wait_systemd.py tests/integration/test_readiness_systemd.py
+.PHONY: integration-work integration-waits
+integration-work: venv
+	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) tests/integration $(addprefix --ignore=,$(WAITS))
+
+integration-waits: venv
+	$(VENV_PATH) $(BIN)/pytest $(PYTEST_ARGS) $(WAITS)
 
 .PHONY: rollout
 rollout: venv ## run the rollout tests on lab hosts: lost hosts, killed controllers, client traffic (as root)
