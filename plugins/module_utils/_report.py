@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import typing as t
 
 from ._deadline import Deadline
@@ -28,8 +29,12 @@ def entry(
     failure: t.Mapping[str, t.Any],
     details: t.Mapping[str, t.Any],
     next_command: str,
+    remaining: t.Sequence[str] = (),
 ) -> Entry:
-    """What one host did: each phase with its seconds, how it ended, and what to type when it did not end well."""
+    """What one host did: each phase with its seconds, how it ended, and what to type when it did not end well.
+
+    ``remaining`` are the hosts that this command names behind ``--limit``.
+    """
     times = [float(phase["at"]) for phase in phases] + [float(ended)]
     rows = [
         {"name": phase["name"], "seconds": round(times[index + 1] - times[index], 3)}
@@ -49,7 +54,19 @@ def entry(
     if failure:
         found["failure"] = dict(failure)
         found["next_command"] = next_command
+        found["remaining"] = list(remaining)
     return found
+
+
+def _came_through(report: t.Mapping[str, t.Any], done: Entry) -> None:
+    """Name a host no more in what is to be typed for others: partners that went on while one failed end after it."""
+    for other in report["hosts"]:
+        left = other.get("remaining", [])
+        if other["service"] != done["service"] or other["host"] == done["host"] or done["host"] not in left:
+            continue
+        other["remaining"] = [host for host in left if host != done["host"]]
+        before, after = (" --limit " + shlex.quote(",".join(hosts)) for hosts in (left, other["remaining"]))
+        other["next_command"] = other["next_command"].replace(before, after, 1)
 
 
 def add(path: str, rollout: str, action: str, new: Entry) -> t.Dict[str, t.Any]:
@@ -67,6 +84,8 @@ def add(path: str, rollout: str, action: str, new: Entry) -> t.Dict[str, t.Any]:
             report = {"schema": SCHEMA, "rollout": rollout, "action": action, "hosts": []}
         same = (new["host"], new["service"])
         report["hosts"] = [old for old in report["hosts"] if (old["host"], old["service"]) != same] + [new]
+        if new["outcome"] == "ok":
+            _came_through(report, new)
         temporary = "%s.%d" % (path, os.getpid())
         with open(temporary, "w", encoding="utf-8") as handle:
             json.dump(report, handle, indent=2)

@@ -69,6 +69,13 @@ options:
     description: What to type when the cause of a failure is mended.
     type: str
     default: ""
+  remaining:
+    description:
+      - The hosts that O(next_command) names behind C(--limit). A host that comes through afterwards is taken out of the
+        command in the report, so that what is typed restarts none twice.
+    type: list
+    elements: str
+    default: []
 """
 
 EXAMPLES = r"""
@@ -117,6 +124,7 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
         params["failure"],
         params["details"],
         params["next_command"],
+        params["remaining"],
     )
     if ctx.check_mode:
         report = {"hosts": [new]}
@@ -148,6 +156,7 @@ def main() -> None:
             "failure": {"type": "dict", "default": {}},
             "details": {"type": "dict", "default": {}},
             "next_command": {"type": "str", "default": ""},
+            "remaining": {"type": "list", "elements": "str", "default": []},
         },
         body,
     )

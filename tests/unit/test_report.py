@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import shlex
 import typing as t
 
 import pytest
@@ -40,6 +41,28 @@ def test_hosts_of_one_rollout_gather_and_another_begins_anew(tmp_path: t.Any) ->
     with open(path, encoding="utf-8") as handle:
         assert json.load(handle) == report
     assert [host["host"] for host in _report.add(path, "r2", "stop", entry("gpu3"))["hosts"]] == ["gpu3"]
+
+
+def failed(host: str, service: str, remaining: t.List[str]) -> _report.Entry:
+    command = "ansible-playbook -i x --limit %s -e y=1" % shlex.quote(",".join(remaining))
+    return _report.entry(host, service, PHASES, 13.0, {"lost": True}, {}, command, remaining)
+
+
+def test_a_partner_that_comes_through_afterwards_is_not_to_be_restarted_again(tmp_path: t.Any) -> None:
+    path = str(tmp_path / "report.json")
+    _report.add(path, "r1", "restart", failed("gpu 2", "qwen", ["gpu 2", "gpu1", "gpu3"]))
+    _report.add(path, "r1", "restart", failed("gpu2", "other", ["gpu2", "gpu1"]))
+    # What fails as well is left to do.
+    report = _report.add(path, "r1", "restart", failed("gpu3", "qwen", ["gpu3", "gpu1"]))
+    assert report["hosts"][0]["next_command"] == "ansible-playbook -i x --limit 'gpu 2,gpu1,gpu3' -e y=1"
+    report = _report.add(path, "r1", "restart", entry("gpu1"))
+    assert [host.get("next_command", "") for host in report["hosts"]] == [
+        "ansible-playbook -i x --limit 'gpu 2,gpu3' -e y=1",
+        "ansible-playbook -i x --limit gpu2,gpu1 -e y=1",
+        "ansible-playbook -i x --limit gpu3 -e y=1",
+        "",
+    ]
+    assert report["hosts"][0]["remaining"] == ["gpu 2", "gpu3"]
 
 
 def test_a_damaged_report_is_begun_anew(tmp_path: t.Any) -> None:
