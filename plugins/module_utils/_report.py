@@ -58,15 +58,15 @@ def entry(
     return found
 
 
-def _came_through(report: t.Mapping[str, t.Any], done: Entry) -> None:
-    """Name a host no more in what is to be typed for others: partners that went on while one failed end after it."""
-    for other in report["hosts"]:
-        left = other.get("remaining", [])
-        if other["service"] != done["service"] or other["host"] == done["host"] or done["host"] not in left:
-            continue
-        other["remaining"] = [host for host in left if host != done["host"]]
-        before, after = (" --limit " + shlex.quote(",".join(hosts)) for hosts in (left, other["remaining"]))
-        other["next_command"] = other["next_command"].replace(before, after, 1)
+def _prune(hosts: t.Sequence[Entry]) -> None:
+    """Name no host that came through in what is to be typed: partners of one that failed end before or after it."""
+    through = {(done["host"], done["service"]) for done in hosts if done["outcome"] == "ok"}
+    for told in hosts:
+        before = told.get("remaining", [])
+        after = [host for host in before if (host, told["service"]) not in through]
+        if after != before:
+            named, left = (" --limit " + shlex.quote(",".join(names)) for names in (before, after))
+            told["remaining"], told["next_command"] = after, told["next_command"].replace(named, left, 1)
 
 
 def add(path: str, rollout: str, action: str, new: Entry) -> t.Dict[str, t.Any]:
@@ -84,8 +84,7 @@ def add(path: str, rollout: str, action: str, new: Entry) -> t.Dict[str, t.Any]:
             report = {"schema": SCHEMA, "rollout": rollout, "action": action, "hosts": []}
         same = (new["host"], new["service"])
         report["hosts"] = [old for old in report["hosts"] if (old["host"], old["service"]) != same] + [new]
-        if new["outcome"] == "ok":
-            _came_through(report, new)
+        _prune(report["hosts"])
         temporary = "%s.%d" % (path, os.getpid())
         with open(temporary, "w", encoding="utf-8") as handle:
             json.dump(report, handle, indent=2)

@@ -71,8 +71,8 @@ options:
     default: ""
   remaining:
     description:
-      - The hosts that O(next_command) names behind C(--limit). A host that comes through afterwards is taken out of the
-        command in the report, so that what is typed restarts none twice.
+      - The hosts that O(next_command) names behind C(--limit). A host that comes through is taken out of the command in
+        the report, so that what is typed restarts none twice.
     type: list
     elements: str
     default: []
@@ -109,6 +109,11 @@ table:
   type: list
   elements: str
   returned: success
+next_command:
+  description: What to type, without the hosts that came through meanwhile; empty when nothing failed.
+  type: str
+  returned: success
+  sample: ansible-playbook gpuops.serving.rolling_restart -e service=qwen --limit gpu2,gpu3
 """
 
 from ansible_collections.gpuops.serving.plugins.module_utils import _ansible, _report
@@ -134,6 +139,7 @@ def body(ctx: _ansible.Context) -> _ansible.Result:
         "verdict": "ok",
         "changed": False,
         "table": _report.table(report),
+        "next_command": new.get("next_command", ""),
         "msg": 'the report "%s" holds %d hosts' % (params["path"], len(report["hosts"])),
     }
 

@@ -48,21 +48,22 @@ def failed(host: str, service: str, remaining: t.List[str]) -> _report.Entry:
     return _report.entry(host, service, PHASES, 13.0, {"lost": True}, {}, command, remaining)
 
 
-def test_a_partner_that_comes_through_afterwards_is_not_to_be_restarted_again(tmp_path: t.Any) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_partner_that_came_through_is_not_to_be_restarted_again(tmp_path: t.Any, first: bool) -> None:
     path = str(tmp_path / "report.json")
-    _report.add(path, "r1", "restart", failed("gpu 2", "qwen", ["gpu 2", "gpu1", "gpu3"]))
-    _report.add(path, "r1", "restart", failed("gpu2", "other", ["gpu2", "gpu1"]))
+    entries = [failed("gpu 2", "qwen", ["gpu 2", "gpu1", "gpu3"]), failed("gpu2", "other", ["gpu2", "gpu1"])]
     # What fails as well is left to do.
-    report = _report.add(path, "r1", "restart", failed("gpu3", "qwen", ["gpu3", "gpu1"]))
-    assert report["hosts"][0]["next_command"] == "ansible-playbook -i x --limit 'gpu 2,gpu1,gpu3' -e y=1"
-    report = _report.add(path, "r1", "restart", entry("gpu1"))
-    assert [host.get("next_command", "") for host in report["hosts"]] == [
-        "ansible-playbook -i x --limit 'gpu 2,gpu3' -e y=1",
-        "ansible-playbook -i x --limit gpu2,gpu1 -e y=1",
-        "ansible-playbook -i x --limit gpu3 -e y=1",
-        "",
-    ]
-    assert report["hosts"][0]["remaining"] == ["gpu 2", "gpu3"]
+    entries.append(failed("gpu3", "qwen", ["gpu3", "gpu1"]))
+    entries.insert(0 if first else 3, entry("gpu1"))
+    for one in entries:
+        report = _report.add(path, "r1", "restart", one)
+    told = {(host["host"], host["service"]): host for host in report["hosts"]}
+    assert {key: host["next_command"] for key, host in told.items() if "next_command" in host} == {
+        ("gpu 2", "qwen"): "ansible-playbook -i x --limit 'gpu 2,gpu3' -e y=1",
+        ("gpu2", "other"): "ansible-playbook -i x --limit gpu2,gpu1 -e y=1",
+        ("gpu3", "qwen"): "ansible-playbook -i x --limit gpu3 -e y=1",
+    }
+    assert told[("gpu 2", "qwen")]["remaining"] == ["gpu 2", "gpu3"]
 
 
 def test_a_damaged_report_is_begun_anew(tmp_path: t.Any) -> None:
