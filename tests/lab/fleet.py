@@ -98,10 +98,12 @@ class Fleet:
     def run(self, host: str, command: str, checked: bool = True, timeout: float = 60) -> str:
         """Run a shell command as root and return what it prints."""
         argv = ["ssh", "-F", str(self.folder / "ssh_config"), host, "sudo -n sh -c " + shlex.quote(command)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=timeout)
+        # No input: ssh makes what it inherits non-blocking, and Ansible that starts at that moment refuses the stream.
+        options: t.Dict[str, t.Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        done = subprocess.run(argv, check=False, timeout=timeout, **options)
         if checked and done.returncode:
             raise FleetError(f"on {host}, {command!r} exited {done.returncode}: {done.stderr.strip()}")
-        return done.stdout.strip()
+        return str(done.stdout).strip()
 
     def install_agent(self) -> None:
         """Put the host agent on every GPU host, without a service."""
@@ -204,6 +206,7 @@ class Fleet:
         if not any("clean_restart_report=" in argument for argument in arguments):
             argv += ["-e", f"clean_restart_report={self.folder / 'report.json'}"]
         make_blocking()
+        options.setdefault("stdin", subprocess.DEVNULL)
         done = subprocess.run(argv, env=self.environment(), check=False, timeout=timeout, cwd=REPO, **options)
         if checked and done.returncode:
             raise FleetError(f"{' '.join(argv)} exited {done.returncode}\n{getattr(done, 'stdout', '') or ''}")
@@ -217,7 +220,8 @@ class Fleet:
         environment = dict(
             self.environment(), ANSIBLE_LOAD_CALLBACK_PLUGINS="1", ANSIBLE_STDOUT_CALLBACK="ansible.builtin.oneline"
         )
-        done = subprocess.run(argv, env=environment, check=False, timeout=120, cwd=REPO, capture_output=True, text=True)
+        options: t.Dict[str, t.Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        done = subprocess.run(argv, env=environment, check=False, timeout=120, cwd=REPO, **options)
         text = done.stdout
         try:
             return t.cast(t.Dict[str, t.Any], json.loads(text[text.index("{") :]))
@@ -282,7 +286,13 @@ def check(
     """Run a command to its end, show each line as it comes, and say why where it fails."""
     last: t.Deque[str] = collections.deque(maxlen=LINES_OF_A_FAILURE)
     process = subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=REPO
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        cwd=REPO,
     )
     assert process.stdout is not None
     limit = threading.Timer(timeout, process.kill)

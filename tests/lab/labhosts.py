@@ -89,12 +89,18 @@ class LabHosts:
         loop = "for i in $(seq %d); do if %s; then exit 0; fi; sleep 0.1; done; echo 'never: '%s; exit 7"
         self.everywhere(loop % (seconds * 10, script, shlex.quote(script)))
 
+    @staticmethod
+    def _ansible(argv: t.Sequence[str], environment: t.Mapping[str, str], timeout: float) -> t.Any:
+        # It refuses a stream that another ssh has made non-blocking this moment.
+        options: t.Dict[str, t.Any] = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
+        return subprocess.run(argv, env=environment, check=False, timeout=timeout, **options)
+
     def module(self, name: str, check: bool = False, **options: t.Any) -> Results:
         """Run a module on the hosts; what each answered, with the warnings of all of them."""
         argv = [self.tool("ansible"), ",".join(self.at), "-m", "gpuops.serving." + name]
         argv += ["-i", str(self.folder / "inventory.yml"), "-a", json.dumps(options)] + ["--check"] * check
         environment = dict(self.environment(), ANSIBLE_CALLBACK_RESULT_FORMAT="json")
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=180)
+        done = self._ansible(argv, environment, 180)
         found = {}
         for match in re.finditer(r"^(\w+) \| (?:SUCCESS|CHANGED|FAILED!) => (\{.*?^\})", done.stdout, re.M | re.S):
             found[match.group(1)] = dict(json.loads(match.group(2)), said=done.stdout + done.stderr)
@@ -123,7 +129,7 @@ class LabHosts:
         values = {"calls": list(calls), "folder": str(folder), "first": first}
         argv = [self.tool("ansible-playbook"), "-i", str(self.folder / "inventory.yml")]
         argv += [str(play), "-e", json.dumps(values), "--limit", ",".join(hosts)] + (["--check"] if check else [])
-        done = subprocess.run(argv, env=self.environment(), capture_output=True, text=True, check=False, timeout=300)
+        done = self._ansible(argv, self.environment(), 300)
         found = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
         assert set(found) == set(hosts), done.stdout + done.stderr
         return found
@@ -131,7 +137,7 @@ class LabHosts:
     def install_agent(self) -> None:
         """Put the host agent on all hosts."""
         argv = [self.tool("ansible-playbook"), "-i", str(self.folder / "inventory.yml"), str(common.LAB / "agent.yml")]
-        done = subprocess.run(argv, env=self.environment(), capture_output=True, text=True, check=False, timeout=300)
+        done = self._ansible(argv, self.environment(), 300)
         assert done.returncode == 0, done.stdout + done.stderr
 
     @staticmethod

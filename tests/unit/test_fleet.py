@@ -6,8 +6,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
+import typing as t
 
 import fleet
 import pytest
@@ -38,3 +41,34 @@ def test_a_stream_that_ssh_left_non_blocking_blocks_again(end: int) -> None:
     finally:
         for number in pipe:
             os.close(number)
+
+
+@pytest.mark.parametrize("what", ["run", "module", "playbook", "check"])
+def test_no_command_of_a_lab_inherits_the_input(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: t.Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two at once share nothing that ssh could make non-blocking under the other."""
+    for name in ("ssh", "ansible", "ansible-playbook"):
+        (tmp_path / name).write_text("#!/bin/sh\necho '{\"input\": \"'$(readlink /proc/self/fd/0)'\"}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", "%s:%s" % (tmp_path, os.environ["PATH"]))
+    lab = fleet.Fleet("no-lab-at-all")
+    monkeypatch.setattr(lab, "environment", lambda: dict(os.environ))
+    reader, writer = os.pipe()
+    before = os.dup(0)
+    os.dup2(reader, 0)
+    try:
+        if what == "run":
+            told = lab.run("gpu1", "true")
+        elif what == "module":
+            told = json.dumps(lab.module("gpu1", "gpu_clear"))
+        elif what == "playbook":
+            told = lab.playbook("stop", stdout=subprocess.PIPE, text=True).stdout
+        else:
+            fleet.check(["ssh"], "it failed", timeout=30)
+            told = capfd.readouterr().out
+    finally:
+        os.dup2(before, 0)
+        for number in (before, reader, writer):
+            os.close(number)
+    assert json.loads(told) == {"input": "/dev/null"}
