@@ -31,6 +31,7 @@ SLOWER = 1.5
 LAST_WORDS = 0.2
 LONGEST_NAP = 1.0  # between two questions whether to leave
 ONE_LOOK = 10.0  # seconds that a single look may take in all
+AHEAD = 2.0  # seconds before the end of a stall window at which it is looked up what will have to be said then
 BLIND = 60.0  # seconds for which a host that does not answer is borne with
 
 
@@ -64,6 +65,7 @@ class Wait:
         self._first: t.Optional[float] = None  # when all had been looked at once: what was there by then has not moved
         self._blind: t.Optional[float] = None  # since when the host has not answered
         self._excuse = ""  # what it said instead
+        self._explained: t.Optional[float] = None  # the last movement by the time what is missing was looked up
         self._pause = FIRST_PAUSE
         self._next = clock.monotonic()  # when the next whole look is due
 
@@ -259,6 +261,8 @@ class Wait:
             except (ServingError, OSError):
                 if ending is None:
                     raise
+        if ending is None and not self._once and self.state is not None and self.progress.window.remaining <= AHEAD:
+            self._look_up(self.state)  # now, so that the end of the window is told at once
         return ending
 
     # The unit
@@ -385,9 +389,15 @@ class Wait:
 
     def _missing(self) -> str:
         assert self.state is not None
-        self.ladder.port.explain(self.state)
+        self._look_up(self.state)
         unconfirmed = self.rungs.missing is None and self._blind is not None
         return self.rungs.why() + (", but not that the unit still runs" if unconfirmed else "")
+
+    def _look_up(self, state: UnitState) -> None:
+        """What listens instead, which takes time: once for each quiet spell."""
+        if self._explained != self.progress.window.last:
+            self._explained = self.progress.window.last
+            self.ladder.port.explain(state)
 
     # Another process goes on
 
