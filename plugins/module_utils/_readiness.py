@@ -31,7 +31,7 @@ SLOWER = 1.5
 LAST_WORDS = 0.2
 LONGEST_NAP = 1.0  # between two questions whether to leave
 ONE_LOOK = 10.0  # seconds that a single look may take in all
-AHEAD = 2.0  # seconds before the end of a stall window at which it is looked up what will have to be said then
+AHEAD = 3.0  # seconds before the end of a stall window at which it is looked up what will have to be said then
 BLIND = 60.0  # seconds for which a host that does not answer is borne with
 
 
@@ -65,6 +65,7 @@ class Wait:
         self._first: t.Optional[float] = None  # when all had been looked at once: what was there by then has not moved
         self._blind: t.Optional[float] = None  # since when the host has not answered
         self._excuse = ""  # what it said instead
+        self._movement: t.Dict[str, t.Any] = {}  # when it was found that nothing moved
         self._explained: t.Optional[float] = None  # the last movement by the time what is missing was looked up
         self._pause = FIRST_PAUSE
         self._next = clock.monotonic()  # when the next whole look is due
@@ -147,7 +148,7 @@ class Wait:
             "tiers": [dict(vars(tier)) for tier in self.tiers],
             "phase": self._phase(ending),
             "percent": 100.0 if self._generates(ending) else self.progress.percent,
-            "movement": self.progress.movement(),
+            "movement": self._movement or self.progress.movement(),
             "restarts": self.restarts,
             "cause": None if ending.verdict == "ready" else ending.cause,
             "log_tail": list(self.progress.tail),
@@ -179,6 +180,10 @@ class Wait:
             self._first = self.deadline.clock.monotonic()
         if self.near or self._observed - self._began >= PREPARED:
             _http.load()  # the first request must not wait for what it is made with
+
+    def _observe_if_it_can(self) -> None:
+        with contextlib.suppress(ServingError, OSError):  # no reason to break off what goes on
+            self.observe()
 
     @property
     def near(self) -> bool:
@@ -247,8 +252,7 @@ class Wait:
             age = self.deadline.clock.monotonic() - self._observed
             # Before it is said that nothing moved, it is looked.
             if age >= min(period, self.options.interval) or (age > 0 and self.progress.window.stalled):
-                with contextlib.suppress(ServingError, OSError):  # no reason to break off what is asked meanwhile
-                    self.observe()
+                self._observe_if_it_can()
 
         ending = self._unit()
         if ending is None:
@@ -339,9 +343,13 @@ class Wait:
         # begins the next life there is nothing that could move.
         if self.state is None or self.state.between_lives or self._blind is not None:
             return None
-        if not self.progress.window.stalled:
+        window = self.progress.window
+        if window.stalled and self._observed < window.last + window.seconds:
+            self._observe_if_it_can()  # what took so long may have been the look itself
+        if not window.stalled:
             return None
-        text = "for %.0f s nothing moved: %s" % (self.progress.window.age, self._missing())
+        self._movement = self.progress.movement()
+        text = "for %.0f s nothing moved: %s" % (window.age, self._missing())
         if self.attempts.proof is not None and self.rungs.listed:
             return Ending("wedged", "the engine lists its model, but " + text)
         return Ending(self._still(), text)
