@@ -118,7 +118,7 @@ class Port:
             with contextlib.suppress(ServingError, OSError):  # what is known already has to do
                 found = self.target.listener(state)
                 if found.kind in NOBODY:
-                    self.silence = tier.detail = found.silence
+                    tier.detail = found.silence
 
     # Another process goes on
 

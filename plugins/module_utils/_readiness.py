@@ -31,7 +31,6 @@ SLOWER = 1.5
 LAST_WORDS = 0.2
 LONGEST_NAP = 1.0  # between two questions whether to leave
 ONE_LOOK = 10.0  # seconds that a single look may take in all
-AHEAD = 3.0  # seconds before the end of a stall window at which it is looked up what will have to be said then
 BLIND = 60.0  # seconds for which a host that does not answer is borne with
 
 
@@ -65,8 +64,6 @@ class Wait:
         self._first: t.Optional[float] = None  # when all had been looked at once: what was there by then has not moved
         self._blind: t.Optional[float] = None  # since when the host has not answered
         self._excuse = ""  # what it said instead
-        self._movement: t.Dict[str, t.Any] = {}  # when it was found that nothing moved
-        self._explained: t.Optional[float] = None  # the last movement by the time what is missing was looked up
         self._pause = FIRST_PAUSE
         self._next = clock.monotonic()  # when the next whole look is due
 
@@ -148,7 +145,7 @@ class Wait:
             "tiers": [dict(vars(tier)) for tier in self.tiers],
             "phase": self._phase(ending),
             "percent": 100.0 if self._generates(ending) else self.progress.percent,
-            "movement": self._movement or self.progress.movement(),
+            "movement": self.progress.movement(),
             "restarts": self.restarts,
             "cause": None if ending.verdict == "ready" else ending.cause,
             "log_tail": list(self.progress.tail),
@@ -181,16 +178,20 @@ class Wait:
         if self.near or self._observed - self._began >= PREPARED:
             _http.load()  # the first request must not wait for what it is made with
 
-    def _observe_if_it_can(self) -> None:
-        with contextlib.suppress(ServingError, OSError):  # no reason to break off what goes on
-            self.observe()
-
     @property
     def near(self) -> bool:
         """Whether the end of the load is near, by the log."""
         percent = self.progress.percent
         overall = _engines.overall(self.profile, self.progress.phase, percent)
         return (percent or 0.0) >= NEAR_PERCENT or (overall or 0.0) >= NEAR_OVERALL
+
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the wait is over by then unless something moves; of a short window that is only the second half."""
+        if self.deadline.remaining < seconds:
+            return True
+        if self.state is None or self.state.between_lives:
+            return False
+        return self.progress.window.remaining < min(seconds, self.options.stall_timeout / 2)
 
     # Looks
 
@@ -252,7 +253,8 @@ class Wait:
             age = self.deadline.clock.monotonic() - self._observed
             # Before it is said that nothing moved, it is looked.
             if age >= min(period, self.options.interval) or (age > 0 and self.progress.window.stalled):
-                self._observe_if_it_can()
+                with contextlib.suppress(ServingError, OSError):  # no reason to break off what is asked meanwhile
+                    self.observe()
 
         ending = self._unit()
         if ending is None:
@@ -265,8 +267,6 @@ class Wait:
             except (ServingError, OSError):
                 if ending is None:
                     raise
-        if ending is None and not self._once and self.state is not None and self.progress.window.remaining <= AHEAD:
-            self._look_up(self.state)  # now, so that the end of the window is told at once
         return ending
 
     # The unit
@@ -343,13 +343,9 @@ class Wait:
         # begins the next life there is nothing that could move.
         if self.state is None or self.state.between_lives or self._blind is not None:
             return None
-        window = self.progress.window
-        if window.stalled and self._observed < window.last + window.seconds:
-            self._observe_if_it_can()  # what took so long may have been the look itself
-        if not window.stalled:
+        if not self.progress.window.stalled:
             return None
-        self._movement = self.progress.movement()
-        text = "for %.0f s nothing moved: %s" % (window.age, self._missing())
+        text = "for %.0f s nothing moved: %s" % (self.progress.window.age, self._missing())
         if self.attempts.proof is not None and self.rungs.listed:
             return Ending("wedged", "the engine lists its model, but " + text)
         return Ending(self._still(), text)
@@ -397,15 +393,9 @@ class Wait:
 
     def _missing(self) -> str:
         assert self.state is not None
-        self._look_up(self.state)
+        self.ladder.port.explain(self.state)
         unconfirmed = self.rungs.missing is None and self._blind is not None
         return self.rungs.why() + (", but not that the unit still runs" if unconfirmed else "")
-
-    def _look_up(self, state: UnitState) -> None:
-        """What listens instead, which takes time: once for each quiet spell."""
-        if self._explained != self.progress.window.last:
-            self._explained = self.progress.window.last
-            self.ladder.port.explain(state)
 
     # Another process goes on
 

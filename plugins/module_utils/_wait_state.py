@@ -26,6 +26,8 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 # Seconds that a change stands before it ends a slice. Readiness ends it at once, and near the end of a load it is
 # better not to be between two slices.
 SETTLE, NEAR_SETTLE = 1.0, 4.0
+# Seconds before the end of a wait in which no slice ends: the next one would begin after it, and tell it late.
+LATE = 3.0
 # A slice costs the host what it takes to start a program, and a little that the program does not see. At the beginning
 # every change ends one. Later a percentage alone does when that cost is a small share of what the slice has lasted, and
 # not at all where it is read what a slice tells while it lasts.
@@ -87,6 +89,10 @@ class Slice:
             return False
         now = self.clock.monotonic()
         age = now - self._began
+        if age >= LONGEST + LATE:
+            return True
+        if self.wait.ends_within(LATE):
+            return False
         if age >= LONGEST:
             return True
         if not self._lively:

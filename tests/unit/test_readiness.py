@@ -73,44 +73,6 @@ def test_nothing_that_moves_is_stalled_within_the_stall_timeout() -> None:
     assert found.msg == 'for 30 s nothing moved: the tier "listener" is not reached: nothing listens on the port'
 
 
-def test_what_listens_instead_is_looked_up_before_the_window_is_over_and_said_at_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    service = Service()
-    loading(service, 9999)
-    looks: t.List[float] = []
-
-    def listener(_state: UnitState) -> Listener:
-        looks.append(service.clock.now)
-        service.clock.sleep(1.5)
-        return Listener("none", silence="the unit listens on port %d instead" % (8000 + len(looks)))
-
-    monkeypatch.setattr(service, "listener", listener)
-    found = service.wait(timeout=600, stall=30)
-    assert 30 <= found.seconds < 30.5
-    assert found.msg.endswith("is not reached: the unit listens on port 8002 instead")
-    assert len(looks) == 2 and 27 <= looks[1] < 28.5
-
-
-def test_what_moves_while_that_is_looked_up_renews_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    service = Service()
-    loading(service, 9999)
-    usual, taken = service.listener, 0
-
-    def listener(state: UnitState) -> Listener:
-        nonlocal taken
-        taken += service.clock.now > 20
-        if taken == 1 and service.clock.now > 20:
-            service.clock.sleep(8)  # past the end of the window, and within that it computes
-            service.cpu = lambda _now: 7.0
-        return usual(state)
-
-    monkeypatch.setattr(service, "listener", listener)
-    found = service.wait(timeout=600, stall=30)
-    assert (found.verdict, taken) == ("stalled", 2)
-    assert 60 <= found.seconds < 70
-
-
 def test_a_line_that_repeats_with_another_time_is_no_movement() -> None:
     service = Service()
     loading(service, 9999)

@@ -223,6 +223,10 @@ class Shown:
         }
         self.deadline = type("Deadline", (), {"elapsed": 0.0})()
         self.clock = clock
+        self.end = float("inf")
+
+    def ends_within(self, seconds: float) -> bool:
+        return self.end - self.clock.now < seconds
 
     def live(self) -> t.Dict[str, t.Any]:
         self.deadline.elapsed = self.clock.now
@@ -258,6 +262,37 @@ def test_a_change_ends_it_when_it_has_stood_for_a_second(change: t.Dict[str, t.A
     assert ends(part, clock, 4) is None
     shown.now.update(change)
     assert ends(part, clock, 100) == pytest.approx(5.0, abs=0.15)
+
+
+@pytest.mark.parametrize("change", [{}, {"phase": "compiling"}])
+def test_no_slice_ends_shortly_before_the_wait_does_but_all_end_in_time(change: t.Dict[str, t.Any]) -> None:
+    clock = FakeClock()
+    shown = Shown(clock)
+    part = part_of(clock, shown)
+    shown.now.update(change)
+    shown.end = 3.5
+    assert ends(part, clock, 1000) == pytest.approx(_wait_state.LONGEST + _wait_state.LATE, abs=0.15)
+
+
+@pytest.mark.parametrize(("stall", "change_at"), [(4.0, 2.5), (6.0, 4.0), (10.0, 8.0)])
+def test_the_slice_in_which_a_window_ends_is_the_one_that_tells(stall: float, change_at: float) -> None:
+    """What changes shortly before, such as a unit that counts as stable, ends no slice."""
+    service = Service()
+    loading(service, 9999)
+    service.state = lambda now: changed(raw={"ExecMainStartTimestampMonotonic": str(int((change_at - 3) * 1e6))})
+
+    def make(start: float) -> Wait:
+        limits = Options(timeout=300.0, stall_timeout=stall)
+        return Wait(service, _engines.PROFILES["vllm"], limits, service.clock, start)  # type: ignore[arg-type]
+
+    part = _wait_state.Slice(make, WHAT, _wait_request.asked(_wait_request.request(0.0, True, "")), BOOT, service.clock)
+    ending = part.wait.run(leave=part)
+    while ending is None:
+        assert stall - (service.clock.now - part.wait.progress.window.last) > min(2.9, stall / 2 - 0.1)
+        asked = _wait_request.asked(_wait_request.request(service.clock.now, True, part.token()))
+        part = _wait_state.Slice(make, WHAT, asked, BOOT, service.clock)
+        ending = part.wait.run(leave=part)
+    assert ending.verdict == "stalled"
 
 
 def test_near_the_end_a_slice_is_in_no_hurry() -> None:
