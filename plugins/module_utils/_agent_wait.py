@@ -228,7 +228,10 @@ class _Lines(_Watch):
 
     def __call__(self, wait: Wait) -> None:
         super().__call__(wait)
-        now, live = self._clock(), wait.live()
+        now = self._clock()
+        if now - self._at < FASTEST:  # whatever changed would not be shown yet
+            return
+        live = wait.live()
         key = _wait_text.key(live)
         pause = {"much": FASTEST, "little": SLOWER}.get(_wait_text.changed(self._key, key), HEARTBEAT)
         if now - self._at < pause:

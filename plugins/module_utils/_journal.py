@@ -31,6 +31,7 @@ READ_LIMIT = 8 << 20  # bytes that one call takes in
 ERROR_LIMIT = 16 << 10
 FIELDS = ("MESSAGE", "_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "_PID", "PRIORITY", "N_DROPPED")
 WANTED = frozenset((*FIELDS, "__CURSOR", "__REALTIME_TIMESTAMP", "__MONOTONIC_TIMESTAMP", "_BOOT_ID"))
+WANTED_BYTES = {name.encode("ascii"): name for name in WANTED}
 NAME = re.compile(rb"[A-Z0-9_]{1,64}\Z")
 
 
@@ -98,19 +99,19 @@ class Parser:
                 kept = min(size, FIELD_LIMIT)
                 if len(self._data) < begin + kept:
                     break
-                self._keep(line.decode("ascii"), self._data[begin : begin + kept])
+                self._keep(line, self._data[begin : begin + kept])
                 self._skip, at = size - kept + 1, begin + kept
         self._data = self._data[at:]
         return found
 
     def _text(self, line: bytes) -> None:
         name, _equals, value = line.partition(b"=")
-        if NAME.match(name):
-            self._keep(name.decode("ascii"), value)
+        self._keep(name, value)
 
-    def _keep(self, name: str, value: bytes) -> None:
-        if name in WANTED:
-            self._fields.setdefault(name, []).append(value)
+    def _keep(self, name: bytes, value: bytes) -> None:
+        wanted = WANTED_BYTES.get(name)
+        if wanted is not None:
+            self._fields.setdefault(wanted, []).append(value)
 
     def _entry(self) -> t.List[Record]:
         fields, self._fields = self._fields, {}

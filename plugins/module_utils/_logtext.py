@@ -25,7 +25,9 @@ def line_of(raw: bytes) -> str:
     """One line as text; what is no text is marked as such."""
     # A character has four bytes at most, and a colour hides as many again.
     # Zeros are what a file has where it was emptied under a writer.
-    text = ESCAPE_SEQUENCE.sub("", raw.replace(b"\0", b"")[: LINE_WIDTH * 8].decode("utf-8", "replace"))
+    text = raw.replace(b"\0", b"")[: LINE_WIDTH * 8].decode("utf-8", "replace")
+    if not text.isprintable():  # most lines are
+        text = ESCAPE_SEQUENCE.sub("", text)
     return CONTROL.sub("", text).rstrip()[:LINE_WIDTH]
 
 

@@ -16,6 +16,8 @@ import socket
 import struct
 import typing as t
 
+from . import _sock_diag
+
 __all__ = ("Socket", "addresses", "came_in", "listening", "owners", "reached_at")
 
 LISTENS = b"0A"
@@ -58,6 +60,10 @@ def reached_at(rows: t.Sequence[Placed], addresses: t.Sequence[str]) -> t.List[P
 
 def listening(proc: str = "/proc", pid: t.Union[int, str] = "self") -> t.List[Socket]:
     """All listening TCP sockets of the network of a process; an OSError where there is no such table."""
+    if (proc, pid) == ("/proc", "self"):
+        # The tables tell the same for a hundred times the price.
+        with contextlib.suppress(OSError):
+            return [Socket(*row) for _name, family in FAMILIES for row in _sock_diag.listening(family)][:MOST]
     found: t.List[Socket] = []
     for words, family in _rows(proc, pid, lambda state: state in (LISTENS, IN_BETWEEN)):
         if words[3] == LISTENS and len(found) < MOST:

@@ -34,7 +34,7 @@ __all__ = ("HostTarget",)
 
 UNIT_PATIENCE = 10.0  # seconds for systemd to say what state a unit is in
 RESOLVE_PATIENCE = 10.0
-UNIT_AGE = 2.0  # seconds for which the state of a unit holds while its main process lives
+UNIT_AGE = 4.0  # seconds for which the state of a unit holds while its main process lives
 SOCKETS_AGE = 10.0  # seconds for which the ports of a unit are known
 DOUBT_AGE = 5.0  # seconds for which an answer holds that took a look at all processes and explained nothing
 EARLY_AGE = 2.0  # and one that found nobody behind who listens
