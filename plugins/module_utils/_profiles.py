@@ -101,7 +101,7 @@ VLLM = Profile(
     # A front process bears no title before it has set one, and VLLM_PROCESS_NAME_PREFIX may change them all.
     titles=(r"^VLLM::",),
     on_sigterm=(
-        "Ends its engine at once, then waits without limit for the clients whose requests it cut, and who get no word; "
+        "Ends its engine at once and cuts what runs, then may wait without limit for those clients, who get no word; "
         "without such clients it ends within seconds. --shutdown-timeout gives what runs that time; then it answers "
         "new requests with 500, and ends soon after the last one that runs."
     ),

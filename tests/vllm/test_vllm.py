@@ -18,7 +18,7 @@ import typing as t
 from pathlib import Path
 
 import pytest
-from ansible_collections.gpuops.serving.plugins.module_utils import _causes, _engines, _load
+from ansible_collections.gpuops.serving.plugins.module_utils import _causes, _engines, _load, _progress
 from fleet import Fleet
 
 HERE = Path(__file__).resolve().parent
@@ -249,7 +249,16 @@ def test_a_load_goes_through_its_phases_and_ends_with_a_token(host: Vllm) -> Non
         if re.fullmatch(r"loading weights \d+ %", word)
     ]
     assert percents == sorted(set(percents))
-    assert any(0 < percent < 100 for percent in percents), shown
+    # So small a model is loaded between two lines that are shown; the log has each step.
+    steps = [
+        _progress.percent_in(line)
+        for line in host.journal()
+        if "Loading safetensors" in line and _progress.percent_in(line) is not None
+    ]
+    assert steps == sorted(steps)
+    assert steps[0] < steps[-1] == 100
+    assert any(0 < percent < 100 for percent in steps), steps
+    assert set(percents) <= {int(percent) for percent in steps}
     host.usual = True
 
 
@@ -370,8 +379,9 @@ def test_a_port_that_somebody_else_has_is_told_at_once(vllm: Vllm) -> None:
 # The stop
 
 
-def test_a_stop_cuts_streams_only_at_the_end_of_its_time(serving: Vllm) -> None:
-    """Without --shutdown-timeout the engine ends at once; then the front waits for clients that wait for it."""
+def test_a_stop_cuts_streams_at_once_or_at_the_end_of_its_time(serving: Vllm) -> None:
+    """Without --shutdown-timeout the engine ends at once. Whether its front learns of that is a race that it may lose:
+    then it waits for clients that wait for it."""
     serving.usual = False
     serving.client(8000)
     found = serving.module("process_tree_stop", reset_failed=True)
@@ -379,7 +389,10 @@ def test_a_stop_cuts_streams_only_at_the_end_of_its_time(serving: Vllm) -> None:
     names = [process["name"] for process in found["processes"]]
     assert [names.count(name) for name in ("VLLM::EngineCor", "VLLM::Worker")] == [1, 1]
     assert serving.processes() == []
-    assert STOP_TIMEOUT <= found["elapsed"] < STOP_TIMEOUT + 20, "it has an end of its own: see on_sigterm"
+    if "EngineDeadError" in serving.run("journalctl -o cat --no-pager -n 200 -u " + UNIT):
+        assert found["elapsed"] < STOP_TIMEOUT / 2
+    else:
+        assert STOP_TIMEOUT <= found["elapsed"] < STOP_TIMEOUT + 20, "it has an end of its own: see on_sigterm"
     serving.until(lambda: bool(serving.stream()["over"]), 10, "the client still waits")
     assert serving.stream()["finish"] is None
 
