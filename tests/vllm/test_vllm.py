@@ -250,11 +250,8 @@ def test_a_load_goes_through_its_phases_and_ends_with_a_token(host: Vllm) -> Non
     ]
     assert percents == sorted(set(percents))
     # So small a model is loaded between two lines that are shown; the log has each step.
-    steps = [
-        _progress.percent_in(line)
-        for line in host.journal()
-        if "Loading safetensors" in line and _progress.percent_in(line) is not None
-    ]
+    told = [_progress.percent_in(line) for line in host.journal() if "Loading safetensors" in line]
+    steps = [percent for percent in told if percent is not None]
     assert steps == sorted(steps)
     assert steps[0] < steps[-1] == 100
     assert any(0 < percent < 100 for percent in steps), steps
