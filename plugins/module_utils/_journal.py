@@ -31,8 +31,10 @@ READ_LIMIT = 8 << 20  # bytes that one call takes in
 ERROR_LIMIT = 16 << 10
 FIELDS = ("MESSAGE", "_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "_PID", "PRIORITY", "N_DROPPED")
 WANTED = frozenset((*FIELDS, "__CURSOR", "__REALTIME_TIMESTAMP", "__MONOTONIC_TIMESTAMP", "_BOOT_ID"))
-WANTED_BYTES = {name.encode("ascii"): name for name in WANTED}
+WANTED_BYTES = frozenset(name.encode("ascii") for name in WANTED)
 NAME = re.compile(rb"[A-Z0-9_]{1,64}\Z")
+NOTHING = [b""]
+DIGITS = 20  # of the greatest number of 64 bits
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Parser:
 
     def __init__(self) -> None:
         self._data = b""
-        self._fields: t.Dict[str, t.List[bytes]] = {}
+        self._fields: t.Dict[bytes, t.List[bytes]] = {}
         self._skip = 0  # bytes that are still to come of a field that is cut
         self._cut = False  # whether the rest of a line is thrown away
 
@@ -106,36 +108,43 @@ class Parser:
 
     def _text(self, line: bytes) -> None:
         name, _equals, value = line.partition(b"=")
-        self._keep(name, value)
+        if name in WANTED_BYTES:
+            self._keep(name, value)
 
     def _keep(self, name: bytes, value: bytes) -> None:
-        wanted = WANTED_BYTES.get(name)
-        if wanted is not None:
-            self._fields.setdefault(wanted, []).append(value)
+        if name in self._fields:
+            self._fields[name].append(value)
+        elif name in WANTED_BYTES:
+            self._fields[name] = [value]
 
     def _entry(self) -> t.List[Record]:
+        # Written out flat: beside a progress bar this is the most that a wait does.
         fields, self._fields = self._fields, {}
         if not fields:
             return []
-
-        def text(*names: str) -> str:
-            return next((fields[name][0].decode("utf-8", "replace") for name in names if name in fields), "")
-
-        message = b"\n".join(fields.get("MESSAGE", ()))
+        messages = fields.get(b"MESSAGE", NOTHING)
+        lines = _logtext.lines_of(messages[0] if len(messages) == 1 else b"\n".join(messages)) or [""]
+        get = fields.get
+        (cursor, *_), (boot, *_) = get(b"__CURSOR", NOTHING), get(b"_BOOT_ID", NOTHING)
+        invocation = get(b"_SYSTEMD_INVOCATION_ID") or get(b"INVOCATION_ID", NOTHING)
         return [
             Record(
-                cursor=text("__CURSOR"),
-                realtime=_systemd.number(text("__REALTIME_TIMESTAMP")),
-                monotonic=_systemd.number(text("__MONOTONIC_TIMESTAMP")),
-                invocation=text("_SYSTEMD_INVOCATION_ID", "INVOCATION_ID"),
-                pid=_systemd.number(text("_PID")),
-                priority=_systemd.number(text("PRIORITY") or "6"),
+                cursor=cursor.decode("utf-8", "replace"),
+                realtime=_number(get(b"__REALTIME_TIMESTAMP", NOTHING)[0]),
+                monotonic=_number(get(b"__MONOTONIC_TIMESTAMP", NOTHING)[0]),
+                invocation=invocation[0].decode("utf-8", "replace"),
+                pid=_number(get(b"_PID", NOTHING)[0]),
+                priority=_number(get(b"PRIORITY", NOTHING)[0] or b"6"),
                 message=line,
-                boot=text("_BOOT_ID"),
-                dropped=_systemd.number(text("N_DROPPED")),
+                boot=boot.decode("utf-8", "replace"),
+                dropped=_number(get(b"N_DROPPED", NOTHING)[0]),
             )
-            for line in _logtext.lines_of(message) or [""]
+            for line in lines
         ]
+
+
+def _number(raw: bytes) -> int:
+    return int(raw) if raw.isdigit() and len(raw) <= DIGITS else 0
 
 
 class Stream:

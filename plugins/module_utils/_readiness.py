@@ -30,6 +30,7 @@ FIRST_PAUSE = 0.25
 SLOWER = 1.5
 LAST_WORDS = 0.2
 LONGEST_NAP = 1.0  # between two questions whether to leave
+FAR_OVERALL, FAR_NAP = 50.0, 0.25
 ONE_LOOK = 10.0  # seconds that a single look may take in all
 BLIND = 60.0  # seconds for which a host that does not answer is borne with
 
@@ -185,6 +186,12 @@ class Wait:
         overall = _engines.overall(self.profile, self.progress.phase, percent)
         return (percent or 0.0) >= NEAR_PERCENT or (overall or 0.0) >= NEAR_OVERALL
 
+    @property
+    def far(self) -> bool:
+        """Whether the load has most of its way to go, by the log: so long nobody misses a tenth of a second."""
+        overall = _engines.overall(self.profile, self.progress.phase, self.progress.percent)
+        return overall is not None and overall < FAR_OVERALL
+
     def ends_within(self, seconds: float) -> bool:
         """Whether the wait is over by then unless something moves; of a short window that is only the second half."""
         if self.deadline.remaining < seconds:
@@ -205,7 +212,8 @@ class Wait:
             if leave():
                 return False
             tick()
-            clock.sleep(min(left, self.ladder.pause or LONGEST_NAP))
+            pause = self.ladder.pause or LONGEST_NAP
+            clock.sleep(min(left, max(pause, FAR_NAP) if self.far else pause))
             with contextlib.suppress(ServingError, OSError):  # a whole look will say so
                 if self.ladder.stirs():
                     return True

@@ -106,6 +106,27 @@ def test_the_deadline_is_met_exactly() -> None:
     assert (found.verdict, found.seconds) == ("progressing", pytest.approx(77.7, abs=0.01))
 
 
+@pytest.mark.parametrize(
+    ("line", "pause"),
+    [
+        ("Loading safetensors checkpoint shards: 20% Completed", 0.25),
+        ("Loading safetensors checkpoint shards: 90% Completed", 0.1),
+        ("something else", 0.1),
+    ],
+)
+def test_a_port_is_knocked_at_less_often_while_the_load_has_most_of_its_way_to_go(line: str, pause: float) -> None:
+    service = Service()
+    loading(service, 30.0)
+    service.lines = lambda now: [line]
+    service.cpu = lambda now: now
+    knocks: t.List[float] = []
+    knock = service.knock
+    service.knock = lambda: knocks.append(service.clock.now) or knock()  # type: ignore[func-returns-value,method-assign]
+    found = service.wait(interval=30.0)
+    assert (found.verdict, found.seconds) == ("ready", pytest.approx(30.2, abs=0.26))
+    assert len(knocks) == pytest.approx(30.0 / pause, rel=0.2)
+
+
 def test_without_a_unit_a_closed_port_is_knocked_at_and_not_asked() -> None:
     service = Service()
     service.state = lambda now: None
