@@ -74,8 +74,10 @@ class StallWindow:
         self.deadline = deadline
         self.last = deadline.clock.monotonic()  # when it moved, on the clock of the deadline
 
-    def moved(self) -> None:
-        self.last = self.deadline.clock.monotonic()
+    def moved(self, at: t.Optional[float] = None) -> None:
+        """``at`` a moment of the past where that is known; it takes back nothing that moved since."""
+        now = self.deadline.clock.monotonic()
+        self.last = now if at is None else max(self.last, min(at, now))
 
     @property
     def age(self) -> float:

@@ -118,9 +118,11 @@ class Progress:
         self._grown = 0
         self._most_gpu: t.Optional[float] = None
 
-    def moved(self, signal: str) -> None:
-        self._moves[signal] = self.window.deadline.clock.monotonic()
-        self.window.moved()
+    def moved(self, signal: str, at: t.Optional[float] = None) -> None:
+        """``at`` that moment, where it is known; never later than now, and never earlier than what moved before."""
+        self.window.moved(at)
+        now = self.window.deadline.clock.monotonic()
+        self._moves[signal] = max(self._moves.get(signal, 0.0), now if at is None else min(at, now))
 
     def new_life(self) -> None:
         """The unit was started again: it gets a new grace, and nothing of the last life counts as a repetition."""
@@ -134,8 +136,8 @@ class Progress:
         self.memory = self.gpu_memory = None
         self.moved("restart")
 
-    def line(self, text: str) -> None:
-        """Take in one line of the service's log."""
+    def line(self, text: str, at: t.Optional[float] = None) -> None:
+        """Take in one line of the service's log, written ``at`` that moment of the clock."""
         whole = text.strip()[: _logtext.LINE_WIDTH]
         if not whole:
             return
@@ -149,9 +151,9 @@ class Progress:
         if percent is not None:
             self.percent = percent
             if self._grew(pattern, percent):
-                self.moved("percent")
+                self.moved("percent", at)
         if _remember(self._patterns, pattern, None, MAX_PATTERNS):
-            self.moved("log")
+            self.moved("log", at)
             # Once for all lines that differ in numbers only: it is by far the dearest look at a line.
             self.cause = _causes.better(self.cause, _causes.cause_of(self.profile, whole))
 

@@ -28,7 +28,7 @@ from . import (
 from ._deadline import Deadline
 from ._errors import ServingError, UsageError
 from ._progress import Activity
-from ._tiers import Listener
+from ._tiers import Listener, LogLine
 
 __all__ = ("HostTarget",)
 
@@ -134,14 +134,16 @@ class HostTarget:
         self._gather_warnings()
         return Activity(processes, gpu_memory, self.members.network(state))
 
-    def log(self, state: _systemd.UnitState) -> t.List[t.Tuple[str, bool]]:
-        """The lines since the last call, and whether the service wrote them in this life."""
+    def log(self, state: _systemd.UnitState) -> t.List[LogLine]:
+        """The lines since the last call."""
         if self._journal is None:
             return []
         # A wait by ExecStartPost= writes to the journal of the unit that it waits for.
         callers = self._line_of_callers() - {state.main_pid}
         found = [
-            (record.message, record.pid != 1 and not record.dropped and self._file is None)
+            LogLine(
+                record.message, record.pid != 1 and not record.dropped and self._file is None, record.monotonic / 1e6
+            )
             for record in self._journal.read(state)
             if (self._file is None or record.pid == 1) and record.pid not in callers
         ]
@@ -151,16 +153,16 @@ class HostTarget:
         return found
 
     @staticmethod
-    def _of_file(file: _logfile.LogFile, state: _systemd.UnitState) -> t.List[t.Tuple[str, bool]]:
+    def _of_file(file: _logfile.LogFile, state: _systemd.UnitState) -> t.List[LogLine]:
         """Its lines. Of those that were there at the first look the ones count that surely are of this life."""
-        found = file.read()
-        old = [line for line, new in found if not new]
+        found = [LogLine(line, new) for line, new in file.read()]
+        old = [line.text for line in found if not line.own]
         began = state.began
         if not old or not state.tells_of_life or began is None or file.written is None:
             return found
         wall = began.latest + time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
         first = _loglife.first_of_life(old, wall, file.written, file.born)
-        return [(line, new or at >= first) for at, (line, new) in enumerate(found)]
+        return [LogLine(line.text, line.own or number >= first) for number, line in enumerate(found)]
 
     def _line_of_callers(self) -> t.Set[int]:
         self._callers = self._callers or self.members.line()

@@ -15,7 +15,7 @@ from ._errors import UsageError
 from ._progress import Activity
 from ._systemd import UnitState
 
-__all__ = ("NOTHING", "TIERS", "Ending", "Listener", "Options", "Target", "Tier")
+__all__ = ("NOTHING", "TIERS", "Ending", "Listener", "LogLine", "Options", "Target", "Tier")
 
 TIERS = ("unit", "listener", "health", "model", "generation")
 # The answer of a wait that has found nothing out.
@@ -49,6 +49,14 @@ class Listener(t.NamedTuple):
     silence: str = "nothing listens on the port"
 
 
+class LogLine(t.NamedTuple):
+    """A line of the log of a service."""
+
+    text: str
+    own: bool  # whether the service itself wrote it in this life, rather than systemd
+    at: t.Optional[float] = None  # when, on the monotonic clock; None where that is not known
+
+
 class Target(t.Protocol):
     """The service that is waited for, as the host shows it."""
 
@@ -72,8 +80,8 @@ class Target(t.Protocol):
     def activity(self, state: UnitState) -> Activity:
         """What the owned processes have used; also remembers which they are."""
 
-    def log(self, state: UnitState) -> t.List[t.Tuple[str, bool]]:
-        """New lines, each with whether the service itself wrote it rather than systemd."""
+    def log(self, state: UnitState) -> t.List[LogLine]:
+        """New lines."""
 
     def listener(self, state: UnitState) -> Listener:
         """Who listens on the port."""

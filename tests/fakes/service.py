@@ -16,7 +16,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils._generation import 
 from ansible_collections.gpuops.serving.plugins.module_utils._progress import Activity, Usage
 from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
-from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Ending, Listener, Options
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Ending, Listener, LogLine, Options
 
 ACTIVE = UnitState(
     name="x.service",
@@ -80,8 +80,8 @@ class Service:
         now = self.clock.now
         return Activity({(10, 1): Usage(self.cpu(now), self.read(now), self.memory(now))}, None, self.network)
 
-    def log(self, state: UnitState) -> t.List[t.Tuple[str, bool]]:
-        return [(line, True) for line in self.lines(self.clock.now)]
+    def log(self, state: UnitState) -> t.List[LogLine]:
+        return [LogLine(line, True) for line in self.lines(self.clock.now)]
 
     def listener(self, state: UnitState) -> Listener:
         self.listener_looks += 1

@@ -16,7 +16,7 @@ from ansible_collections.gpuops.serving.plugins.module_utils._errors import Miss
 from ansible_collections.gpuops.serving.plugins.module_utils._generation import Side
 from ansible_collections.gpuops.serving.plugins.module_utils._readiness import Wait
 from ansible_collections.gpuops.serving.plugins.module_utils._systemd import UnitState
-from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener, Options
+from ansible_collections.gpuops.serving.plugins.module_utils._tiers import Listener, LogLine, Options
 from service import ACTIVE, Service, changed, loading
 
 
@@ -205,6 +205,33 @@ def test_a_dead_unit_is_reported_at_once(fields: t.Dict[str, t.Any], msg: str) -
     assert found.seconds < 1
 
 
+@pytest.mark.parametrize(
+    ("age", "seconds"),
+    [
+        (0.7, 70.0),  # its own time counts, not that of the look that finds it
+        (None, 70.7),  # of a file nobody knows it
+        (30.0, 70.7),  # a journal that was stuck: what comes late is news
+        (-5.0, 70.7),  # no clock of this host
+    ],
+)
+def test_a_line_moves_at_the_moment_it_was_written(age: t.Optional[float], seconds: float) -> None:
+    service = Service()
+    loading(service, 9999)
+    told: t.List[float] = []
+
+    def log(_state: UnitState) -> t.List[LogLine]:
+        now = service.clock.now
+        if now < 10.7 or told:
+            return []
+        told.append(now)
+        return [LogLine("Capturing CUDA graphs", True, None if age is None else now - age)]
+
+    service.log = log  # type: ignore[method-assign]
+    found = service.wait(timeout=600, stall=60, interval=1.0)
+    assert (found.verdict, told) == ("stalled", [pytest.approx(10.7, abs=0.6)])
+    assert found.seconds - told[0] == pytest.approx(seconds - 10.7, abs=0.01)
+
+
 def test_the_last_word_is_that_of_the_service_and_not_of_systemd() -> None:
     service = Service()
     loading(service, 9999)
@@ -212,8 +239,8 @@ def test_the_last_word_is_that_of_the_service_and_not_of_systemd() -> None:
     failed = changed(active_state="failed", result="exit-code", exec_main_code=1, exec_main_status=3, main_pid=0)
     service.state = lambda now: ACTIVE if now < 5 else failed
     service.log = lambda state: [  # type: ignore[method-assign]
-        *([("the tokenizer is sulking", True), ("  ", True)] if 4 < service.clock.now < 5.1 else []),
-        ("Failed to start x.service.", False),
+        *([LogLine("the tokenizer is sulking", True), LogLine("  ", True)] if 4 < service.clock.now < 5.1 else []),
+        LogLine("Failed to start x.service.", False),
     ]
     found = service.wait()
     assert found.ending.cause == {"kind": "exited", "line": "the tokenizer is sulking"}
@@ -255,10 +282,10 @@ def test_a_loop_is_told_by_how_its_lives_end(pause: float, ended: t.Dict[str, t.
     looping(service, pause, **ended)
     told = -1
 
-    def log(state: UnitState) -> t.List[t.Tuple[str, bool]]:
+    def log(state: UnitState) -> t.List[LogLine]:
         nonlocal told
         over = int((service.clock.now - (2 if pause else 0)) // (2 + pause)) - (0 if pause else 1)
-        found = [(word, True), *((line, False) for line in EXITED)] if over > told else []
+        found = [LogLine(word, True), *(LogLine(line, False) for line in EXITED)] if over > told else []
         told = max(told, over)
         return found
 
@@ -378,7 +405,8 @@ def test_a_unit_that_ended_without_an_error_says_so_with_its_last_word(during: b
     service.cpu = lambda now: now
     gone = changed(active_state="inactive", sub_state="dead", main_pid=0, invocation_id="")
     service.state = lambda now: ACTIVE if during and now < 5 else gone
-    lines = [("Started x.service.", False), ("all done", True), ("x.service: Deactivated successfully.", False)]
+    told = [("Started x.service.", False), ("all done", True), ("x.service: Deactivated successfully.", False)]
+    lines = [LogLine(*line) for line in told]
     service.log = lambda state: lines if state.active_state == "inactive" else []  # type: ignore[method-assign]
     found = service.wait()
     assert (found.verdict, found.ending.cause) == ("dead", {"kind": "exited", "line": "all done"})
@@ -391,9 +419,9 @@ def test_a_unit_that_was_stopped_before_has_no_cause() -> None:
     service = Service()
     service.state = lambda now: changed(active_state="inactive", sub_state="dead", main_pid=0, invocation_id="")
     service.log = lambda state: [  # type: ignore[method-assign]
-        (VAGUE, True),
-        ("Stopping x.service...", False),
-        ("x.service: Succeeded.", False),
+        LogLine(VAGUE, True),
+        LogLine("Stopping x.service...", False),
+        LogLine("x.service: Succeeded.", False),
     ]
     found = service.wait()
     assert (found.ending.cause, found.msg) == (

@@ -229,10 +229,14 @@ def record(message: str, pid: int = 77, dropped: int = 0) -> _journal.Record:
     return _journal.Record("s=1", 1, 1, "a", pid, 6, message, dropped=dropped)
 
 
+def lines(one: _target.HostTarget, of: t.Any) -> t.List[t.Tuple[str, bool]]:
+    return [(line.text, line.own) for line in one.log(of)]
+
+
 def test_lines_are_the_services_own_or_systemds() -> None:
     one = target()
     one._journal = Journal(record("mine"), record("Started.", pid=1), record("Suppressed 3 messages", dropped=3))  # type: ignore[assignment]
-    assert one.log(state()) == [("mine", True), ("Started.", False), ("Suppressed 3 messages", False)]
+    assert lines(one, state()) == [("mine", True), ("Started.", False), ("Suppressed 3 messages", False)]
     assert one.warnings == ["the journal is away"]
 
 
@@ -241,14 +245,14 @@ def test_what_the_caller_and_its_ancestors_write_is_no_line_of_the_service() -> 
     one = target()
     shown = (record("qwen: loading", pid=os.getpid()), record("of its shell", pid=os.getppid()), record("mine"))
     one._journal = Journal(*shown, record("Started.", pid=1))  # type: ignore[assignment]
-    assert one.log(state(main_pid=77)) == [("mine", True), ("Started.", False)]
-    assert one.log(state(main_pid=77)) == [("mine", True), ("Started.", False)]
+    assert lines(one, state(main_pid=77)) == [("mine", True), ("Started.", False)]
+    assert lines(one, state(main_pid=77)) == [("mine", True), ("Started.", False)]
 
 
 def test_what_the_main_process_writes_is_the_services_even_if_it_started_the_wait() -> None:
     one = target()
     one._journal = Journal(record("loading", pid=os.getppid()))  # type: ignore[assignment]
-    assert one.log(state(main_pid=os.getppid())) == [("loading", True)]
+    assert lines(one, state(main_pid=os.getppid())) == [("loading", True)]
 
 
 def test_of_a_log_file_what_is_new_counts_and_of_the_journal_what_systemd_says(tmp_path: pathlib.Path) -> None:
@@ -256,10 +260,10 @@ def test_of_a_log_file_what_is_new_counts_and_of_the_journal_what_systemd_says(t
     path.write_text("of an earlier life\n")
     one = target(log_path=str(path))
     one._journal = Journal(record("a line of a wrapper"), record("Started.", pid=1))  # type: ignore[assignment]
-    assert one.log(state()) == [("Started.", False), ("of an earlier life", False)]
+    assert lines(one, state()) == [("Started.", False), ("of an earlier life", False)]
     with path.open("a") as stream:
         stream.write("new\n")
-    assert one.log(state())[1:] == [("new", True)]
+    assert lines(one, state())[1:] == [("new", True)]
     path.unlink()
     path.mkdir()
     one.log(state())
@@ -312,8 +316,8 @@ def test_what_was_in_a_log_file_before_the_first_look_counts_when_it_is_of_this_
     one = target(log_path=str(path))
     one._journal = Journal()  # type: ignore[assignment]
     found = one.log(state(**fields, raw={} if ago is None else started(ago)))
-    assert [line for line, _own in found] == ["line %d" % number for number in range(500)]
-    assert [line for line, is_own in found if is_own] == ["line %d" % number for number in range(500 - own, 500)]
+    assert [line.text for line in found] == ["line %d" % number for number in range(500)]
+    assert [line.text for line in found if line.own] == ["line %d" % number for number in range(500 - own, 500)]
     one.close()
 
 
@@ -333,7 +337,7 @@ def test_by_its_stamps_a_log_file_tells_of_each_life_apart(
     one = target(log_path=str(path))
     one._journal = Journal()  # type: ignore[assignment]
     found = one.log(state(raw=started(60)))
-    assert [own for _line, own in found] == [False, False, True, True]
+    assert [line.own for line in found] == [False, False, True, True]
     one.close()
 
 
