@@ -52,7 +52,7 @@ def test_what_hangs_is_left_out_and_named_and_the_rest_is_read(proc, monkeypatch
     for pid in (10, 20, 30):
         proc(pid, "/dev/nvidia0", maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
     hang(monkeypatch, *tables)
-    monkeypatch.setattr(_gpu_nodes, "SLICE", 0.2)
+    monkeypatch.setattr(_gpu_nodes, "SLICE", 0.6)
     began = time.monotonic()
     facts = scan(proc=proc.root, limit=5)
     assert (facts.holders, facts.hung, facts.hidden, facts.error) == (holders, hung, len(hung), "")
@@ -76,14 +76,12 @@ def test_a_slow_look_goes_on_where_it_was(proc, monkeypatch):
     read, log = _gpu_nodes.open_nodes, proc.root + "/log"
 
     def slow(process, *more):
-        time.sleep(0.01)
+        time.sleep(0.04)
         with open(log, "a") as handle:
             handle.write(process + "\n")
         read(process, *more)
 
     monkeypatch.setattr(_gpu_nodes, "open_nodes", slow)
-    monkeypatch.setattr(_gpu_nodes, "SLICE", 0.2)
-    monkeypatch.setattr(_gpu_nodes, "TELL", 0.03)
     facts = scan(proc=proc.root)
     assert (facts.holders, facts.hidden, facts.error) == ({"nvidia0": list(range(10, 50))}, 0, "")
     with open(log) as handle:
@@ -95,7 +93,7 @@ def test_a_child_that_cannot_be_ended_is_not_followed_by_another(proc, monkeypat
     proc(20, maps=MAP % ("rw-s", 7, "/dev/nvidia1"))
     with monkeypatch.context() as patched:
         hang(patched, "/10/maps")
-        patched.setattr(_gpu_nodes, "SLICE", 0.2)
+        patched.setattr(_gpu_nodes, "SLICE", 0.6)
         patched.setattr(_bounded, "_kill", lambda _pid: None)
         facts = scan(proc=proc.root)
     assert (facts.holders, facts.hung) == ({"nvidia0": [10], "nvidia1": [20]}, [10])
