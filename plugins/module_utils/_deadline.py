@@ -74,10 +74,15 @@ class StallWindow:
         self.deadline = deadline
         self.last = deadline.clock.monotonic()  # when it moved, on the clock of the deadline
 
-    def moved(self, at: t.Optional[float] = None) -> None:
-        """``at`` a moment of the past where that is known; it takes back nothing that moved since."""
+    def moved(self, at: t.Optional[float] = None) -> float:
+        """Renew it from the moment ``at`` where that is known, and never from one to come; answers from which.
+
+        What has moved since is not taken back.
+        """
         now = self.deadline.clock.monotonic()
-        self.last = now if at is None else max(self.last, min(at, now))
+        when = now if at is None else min(at, now)
+        self.last = max(self.last, when)
+        return when
 
     @property
     def age(self) -> float:

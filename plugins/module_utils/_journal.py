@@ -30,11 +30,10 @@ FIELD_LIMIT = 64 << 10  # bytes of a field that are kept
 READ_LIMIT = 8 << 20  # bytes that one call takes in
 ERROR_LIMIT = 16 << 10
 FIELDS = ("MESSAGE", "_SYSTEMD_INVOCATION_ID", "INVOCATION_ID", "_PID", "PRIORITY", "N_DROPPED")
-WANTED = frozenset((*FIELDS, "__CURSOR", "__REALTIME_TIMESTAMP", "__MONOTONIC_TIMESTAMP", "_BOOT_ID"))
-WANTED_BYTES = frozenset(name.encode("ascii") for name in WANTED)
+STAMPS = ("__CURSOR", "__REALTIME_TIMESTAMP", "__MONOTONIC_TIMESTAMP", "_BOOT_ID")  # come without being asked for
+WANTED = frozenset(name.encode("ascii") for name in (*FIELDS, *STAMPS))
 NAME = re.compile(rb"[A-Z0-9_]{1,64}\Z")
 NOTHING = [b""]
-DIGITS = 20  # of the greatest number of 64 bits
 
 
 @dataclass
@@ -108,13 +107,12 @@ class Parser:
 
     def _text(self, line: bytes) -> None:
         name, _equals, value = line.partition(b"=")
-        if name in WANTED_BYTES:
-            self._keep(name, value)
+        self._keep(name, value)
 
     def _keep(self, name: bytes, value: bytes) -> None:
         if name in self._fields:
             self._fields[name].append(value)
-        elif name in WANTED_BYTES:
+        elif name in WANTED:
             self._fields[name] = [value]
 
     def _entry(self) -> t.List[Record]:
@@ -122,29 +120,22 @@ class Parser:
         fields, self._fields = self._fields, {}
         if not fields:
             return []
-        messages = fields.get(b"MESSAGE", NOTHING)
-        lines = _logtext.lines_of(messages[0] if len(messages) == 1 else b"\n".join(messages)) or [""]
-        get = fields.get
-        (cursor, *_), (boot, *_) = get(b"__CURSOR", NOTHING), get(b"_BOOT_ID", NOTHING)
+        get, number = fields.get, _systemd.number
         invocation = get(b"_SYSTEMD_INVOCATION_ID") or get(b"INVOCATION_ID", NOTHING)
         return [
             Record(
-                cursor=cursor.decode("utf-8", "replace"),
-                realtime=_number(get(b"__REALTIME_TIMESTAMP", NOTHING)[0]),
-                monotonic=_number(get(b"__MONOTONIC_TIMESTAMP", NOTHING)[0]),
+                cursor=get(b"__CURSOR", NOTHING)[0].decode("utf-8", "replace"),
+                realtime=number(get(b"__REALTIME_TIMESTAMP", NOTHING)[0]),
+                monotonic=number(get(b"__MONOTONIC_TIMESTAMP", NOTHING)[0]),
                 invocation=invocation[0].decode("utf-8", "replace"),
-                pid=_number(get(b"_PID", NOTHING)[0]),
-                priority=_number(get(b"PRIORITY", NOTHING)[0] or b"6"),
+                pid=number(get(b"_PID", NOTHING)[0]),
+                priority=number(get(b"PRIORITY", NOTHING)[0] or b"6"),
                 message=line,
-                boot=boot.decode("utf-8", "replace"),
-                dropped=_number(get(b"N_DROPPED", NOTHING)[0]),
+                boot=get(b"_BOOT_ID", NOTHING)[0].decode("utf-8", "replace"),
+                dropped=number(get(b"N_DROPPED", NOTHING)[0]),
             )
-            for line in lines
+            for line in _logtext.lines_of(b"\n".join(get(b"MESSAGE", NOTHING))) or [""]
         ]
-
-
-def _number(raw: bytes) -> int:
-    return int(raw) if raw.isdigit() and len(raw) <= DIGITS else 0
 
 
 class Stream:

@@ -119,10 +119,9 @@ class Progress:
         self._most_gpu: t.Optional[float] = None
 
     def moved(self, signal: str, at: t.Optional[float] = None) -> None:
-        """``at`` that moment, where it is known; never later than now, and never earlier than what moved before."""
-        self.window.moved(at)
-        now = self.window.deadline.clock.monotonic()
-        self._moves[signal] = max(self._moves.get(signal, 0.0), now if at is None else min(at, now))
+        """Note that a sign moved, ``at`` that moment where it is known."""
+        when = self.window.moved(at)
+        self._moves[signal] = max(when, self._moves.get(signal, when))
 
     def new_life(self) -> None:
         """The unit was started again: it gets a new grace, and nothing of the last life counts as a repetition."""

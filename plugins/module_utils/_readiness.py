@@ -30,7 +30,7 @@ FIRST_PAUSE = 0.25
 SLOWER = 1.5
 LAST_WORDS = 0.2
 LONGEST_NAP = 1.0  # between two questions whether to leave
-FAR_OVERALL, FAR_NAP = 50.0, 0.25
+FAR_OVERALL, FAR_NAP = 50.0, 0.25  # per cent of a load that is far from its end, and seconds between two signs then
 LAG = 2.0  # seconds that a line takes at most to get through the journal
 ONE_LOOK = 10.0  # seconds that a single look may take in all
 BLIND = 60.0  # seconds for which a host that does not answer is borne with
@@ -166,13 +166,14 @@ class Wait:
         """Take in what moved since the last look."""
         if self.state is None:
             return
-        before, self._observed = self._observed, self.deadline.clock.monotonic()
+        # What was written long before the last look came late, and is news of now; so is all that the first look finds.
+        since = float("inf") if self._observed == float("-inf") else self._observed - LAG
+        self._observed = self.deadline.clock.monotonic()
         for text, own, at in self.target.log(self.state):
             line = self.veil.whole(text)
             self.lives.line(line, own)
             if own:
-                # What was written long before the last look came late: it is news of now.
-                self.progress.line(line, at if at is not None and at > before - LAG > float("-inf") else None)
+                self.progress.line(line, at if at is not None and at > since else None)
             else:
                 self.progress.tail.append(line)
         self.progress.activity(self.target.activity(self.state))

@@ -12,7 +12,7 @@ import re
 import subprocess
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 from . import _files
 from ._errors import ServingError, UsageError
@@ -44,6 +44,7 @@ FLOOR = 247
 SLACK = 1.0  # seconds that two stamps of one moment may differ by: of clock ticks, or of a boot time in whole seconds
 LOOKING = 1.0  # seconds for the files of a unit that may be on another host
 RETRY = 0.2
+DIGITS = 20  # of the greatest number of 64 bits
 LONG_WORD = 60  # characters of one that a message does not show
 # What systemctl says while systemd executes itself anew, as an upgrade makes it: no answer about any unit.
 BROKEN = (
@@ -339,8 +340,9 @@ def parse_span(text: str) -> float:
     return total
 
 
-def number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+def number(text: Union[str, bytes]) -> int:
+    """A number of at most 64 bits, as systemd and the journal write it; 0 for whatever else."""
+    return int(text) if len(text) <= DIGITS and text.isascii() and text.isdigit() else 0
 
 
 def parse_show(unit: str, text: str) -> UnitState:

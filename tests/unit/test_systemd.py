@@ -376,3 +376,15 @@ def test_a_command_that_does_not_answer_is_named_without_long_lists() -> None:
     with pytest.raises(_systemd.NoAnswer) as caught:
         _systemd.call(["sh", "-c", "exec sleep 60", many], 0.1)
     assert len(caught.value.message) < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("7", 7), (b"7", 7), (str(2**64 - 1), 2**64 - 1)),
+        # Digits of other scripts, and what is too long for Python to read at all.
+        *(("", 0), (b"", 0), ("x", 0), (b"-1", 0), ("\u00b2", 0), ("\u0663", 0), ("9" * 5000, 0), (b"9" * 5000, 0)),
+    ],
+)
+def test_a_number_is_one_that_systemd_writes_or_none(text: t.Union[str, bytes], number: int) -> None:
+    assert _systemd.number(text) == number
