@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("unshare") is None, reason="unshare is not installed"),
 ]
 SMALL = range(1, 151)
+HEIRS = range(1, 1001)  # 67 of them have one
 # Trees in which a library of its time killed somebody else, or left somebody alive.
 FOUND = (169, 208, 673, 721, 972, 1643, 5482)
 FOUND_ON_LEGACY = 68832801
@@ -76,8 +77,10 @@ def test_systemd_units(library: pathlib.Path) -> None:
 @pytest.mark.parametrize("mutant", mutants.MUTANTS)
 def test_a_wrong_library_is_found(library: pathlib.Path, mutant: str) -> None:
     wanted = list(SMALL)
-    if mutant == "numbers_only":  # the few trees in which somebody else gets the number of one that ended
-        wanted = [seed for seed in wanted if "heir" in seeds.plain(seed)]
+    if mutant == "numbers_only":
+        # The few trees in which somebody else gets the number of one that ended. It is chance whether he has it before
+        # the stop looks again: each tells in two of five runs, so that the ten of a small campaign may all be silent.
+        wanted = [seed for seed in HEIRS if "heir" in seeds.plain(seed)]
     elif mutant == "old_files":
         wanted = [seed for seed in wanted if seeds.plain(seed)["refusal"] == "wrong_time"]
     answers: t.List[campaign.Answer] = []
