@@ -72,7 +72,7 @@ class Tally:
             self.grown += answer.get("grown", 0)
             self.heirs += bool(answer.get("heir"))
             self.slowest = max(self.slowest, answer.get("seconds", 0.0))
-            if answer["problems"]:
+            if tells(answer):
                 self.problems.update(kind for kind, _text in answer["problems"])
                 self.failures.append(answer)
                 print(told(answer), flush=True)
@@ -105,6 +105,11 @@ class Tally:
             "seconds": round(time.monotonic() - self.began, 1),
             "failures": [told(answer) for answer in self.failures[:20]],
         }
+
+
+def tells(answer: Answer) -> bool:
+    """Whether the library did something wrong; a tree that came to no end tells nothing about it."""
+    return any(kind != "broken" for kind, _text in answer["problems"])
 
 
 def told(answer: Answer) -> str:
@@ -155,7 +160,7 @@ def run_plain(
                 worker.end()
                 worker = None
                 answer = {"seed": seed, "kind": "plain", "problems": [["broken", "no answer within %g s" % HUNG]]}
-            if answer["problems"]:
+            if tells(answer):
                 found.set()
             take(answer)
         if worker is not None:
